@@ -1,0 +1,120 @@
+"""`vidur-ppo …`: each command a dataclass for its options and a few lines that call the rest of the package."""
+
+import shlex
+import sys
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Optional
+
+import yaml
+from simple_parsing import ArgumentParser, field, subparsers
+
+from vidur_ppo_plugin import __version__, _autoload
+
+EMBEDDED_DEFAULT = "quickstart.yaml"
+
+
+@dataclass
+class Run:
+    """Run Vidur with the flags of a YAML file: vidur-ppo run [CONFIG.yaml] [--any_vidur_flag value ...].
+
+    Flags on the command line win over the file. Every key of the file is a flag of `python -m vidur.main`.
+    """
+
+    # The YAML file; without one, the embedded default runs (4 replicas, 3,000 requests, offline).
+    config: Optional[str] = field(default=None, positional=True, nargs="?", metavar="CONFIG.yaml")  # noqa: UP045
+    # Show the equivalent `python -m vidur.main ...` command and do not run it.
+    print: bool = field(default=False, action="store_true")
+
+    def execute(self, overrides: list[str]) -> int:
+        """Expand, show or run, and print the result."""
+        from vidur_ppo_plugin.sim.flags import FlagError, check_names, known_flags, to_arguments
+
+        _autoload.install()
+        known = known_flags()
+        try:
+            command = to_arguments(load_flags(self.config), known)
+        except FlagError as error:
+            return fail(f"{self.config or EMBEDDED_DEFAULT}: {error}")
+        try:
+            check_names(overrides, known)
+        except FlagError as error:
+            return fail(str(error))
+        command += overrides
+        if self.print:
+            print(shlex.join(["python", "-m", "vidur.main", *command]))
+            return 0
+        from vidur_ppo_plugin.record.outcome import format_summary
+        from vidur_ppo_plugin.sim.launch import run
+
+        print(f"\n{format_summary(run(command))}")
+        return 0
+
+
+@dataclass
+class Doctor:
+    """Print versions, whether the plugin is loaded, what is missing; non-zero if the main job could not run."""
+
+    def execute(self, overrides: list[str]) -> int:
+        """Check and report."""
+        from vidur_ppo_plugin.doctor import report
+
+        return report()
+
+
+@dataclass
+class Commands:
+    """A PPO-trained global scheduler, honest baselines and an offline predictor for Vidur."""
+
+    command: Any = subparsers({"run": Run, "doctor": Doctor})
+
+
+def load_flags(path: str | None) -> dict[Any, Any]:
+    """The flags of a YAML file, or of the embedded default."""
+    from vidur_ppo_plugin.sim.flags import FlagError
+
+    if path is None:
+        text = resources.files("vidur_ppo_plugin").joinpath(EMBEDDED_DEFAULT).read_text()
+    else:
+        try:
+            text = Path(path).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise FlagError(f"cannot be read: {error}") from error
+    try:
+        flags = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise FlagError(f"is not YAML: {error}") from error
+    if not isinstance(flags, dict):
+        raise FlagError(f"must be a mapping of flags to values, got {type(flags).__name__}")
+    return flags
+
+
+def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Our own arguments, and the Vidur flags with their values that `run` passes on."""
+    if not arguments or arguments[0] != "run":
+        return arguments, []
+    own, passed_on = ["run"], arguments[1:]
+    if passed_on and not passed_on[0].startswith("-"):
+        own.append(passed_on.pop(0))
+    own += [argument for argument in passed_on if argument in ("--print", "-h", "--help")]
+    return own, [argument for argument in passed_on if argument not in own[1:]]
+
+
+def fail(message: str) -> int:
+    """Report a usage error."""
+    print(f"error: {message}", file=sys.stderr)
+    return 2
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The `vidur-ppo` command; returns its exit status."""
+    own, overrides = split_arguments(list(sys.argv[1:] if arguments is None else arguments))
+    parser = ArgumentParser(prog="vidur-ppo", description=Commands.__doc__)
+    parser.add_argument("--version", action="version", version=f"vidur-ppo-plugin {__version__}")
+    parser.add_arguments(Commands, dest="options")
+    return int(parser.parse_args(own).options.command.execute(overrides))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

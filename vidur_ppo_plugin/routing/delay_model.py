@@ -1,0 +1,64 @@
+"""Expected delay of a request on each replica: a linear model whose coefficients come from the roofline."""
+
+from dataclasses import dataclass
+
+from vidur_ppo_plugin.hardware import Roofline
+
+from .snapshot import ClusterSnapshot, FloatArray, RequestInfo
+
+# Where the roofline is linearised: a batch of this many decodes of this many tokens each. Decode iterations
+# are memory-bound there, so the slope hardly depends on the choice.
+_REFERENCE_REQUESTS = 32
+_REFERENCE_CONTEXT_TOKENS = 1024
+
+
+@dataclass(frozen=True)
+class DelayModel:
+    """Seconds on a replica of nominal speed."""
+
+    prefill_s_per_token: float
+    iteration_s: float
+    iteration_s_per_request: float
+    iteration_s_per_context_token: float
+
+    @classmethod
+    def from_roofline(cls, roofline: Roofline, chunk_size: int) -> "DelayModel":
+        """Linearise the roofline for replicas that prefill in chunks of `chunk_size` tokens."""
+
+        def iteration_s(num_requests: int, context_tokens: int) -> float:
+            stage_ms = roofline.stage_time_ms(
+                [1] * num_requests, [context_tokens] * num_requests, is_last_stage=True
+            )
+            return stage_ms * roofline.num_pipeline_stages * 1e-3
+
+        n, context = _REFERENCE_REQUESTS, _REFERENCE_CONTEXT_TOKENS
+        alone = iteration_s(1, 0)
+        per_request = (iteration_s(n, 0) - alone) / (n - 1)
+        per_token = (iteration_s(n, context) - iteration_s(n, 0)) / (n * context)
+        # With several stages, chunks of different requests overlap: a stage's time is what a chunk costs others.
+        prefill_s = roofline.prefill_time_s(chunk_size, chunk_size) / roofline.num_pipeline_stages
+        return cls(
+            prefill_s_per_token=prefill_s / chunk_size,
+            iteration_s=alone,
+            iteration_s_per_request=max(0.0, per_request),
+            iteration_s_per_context_token=per_token,
+        )
+
+    def expected_delay_s(self, snapshot: ClusterSnapshot, request: RequestInfo) -> FloatArray:
+        """Expected end-to-end latency of the request on each replica.
+
+        Prefill first: every prompt token ahead of it and its own. Then its own output, one iteration a token,
+        each as long as the number of requests and their context make it.
+        """
+        prompt_tokens = request.prompt_tokens - snapshot.cached_prompt_tokens
+        prefill_tokens = snapshot.prefill_tokens + prompt_tokens
+        prefill_s = prefill_tokens * self.prefill_s_per_token
+        iteration_s = (
+            self.iteration_s
+            + (snapshot.outstanding_requests + 1.0) * self.iteration_s_per_request
+            + (snapshot.context_tokens + prefill_tokens) * self.iteration_s_per_context_token
+        )
+        delay_s: FloatArray = (
+            prefill_s + snapshot.expected_decode_tokens * iteration_s
+        ) / snapshot.speed_factor
+        return delay_s

@@ -1,0 +1,1 @@
+"""The only folder that imports Vidur. Nothing is imported here: phase 1 of plugin loading passes through."""

@@ -1,0 +1,164 @@
+"""Our global schedulers as Vidur knows them: thin classes around the pure functions of `routing.heuristics`."""
+
+import random
+from abc import abstractmethod
+from typing import Any
+
+from vidur.logger import init_logger
+from vidur.scheduler.global_scheduler.base_global_scheduler import BaseGlobalScheduler
+
+from vidur_ppo_plugin import __version__
+from vidur_ppo_plugin.config import check_scheduler, speed_factors
+from vidur_ppo_plugin.routing import heuristics
+from vidur_ppo_plugin.routing.delay_model import DelayModel
+from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, FloatArray, RequestInfo
+
+from .replica_source import VidurReplicaSource
+from .roofline_predictor import build_roofline
+
+logger = init_logger("vidur.vidur_ppo_plugin")
+
+# Prefill chunk of replica schedulers that have no such flag (orca prefills whole prompts).
+_DEFAULT_CHUNK_SIZE = 512
+
+
+class HeuristicScheduler(BaseGlobalScheduler):
+    """Observes the replicas, scores them with `cost`, and sends each request to the cheapest."""
+
+    def __init__(self, config: Any, replicas: Any) -> None:
+        self._flags = config.cluster_config.global_scheduler_config
+        check_scheduler(self._flags, len(replicas))
+        super().__init__(config, replicas)
+        self._rng = random.Random(self._flags.seed)
+        # Replica ids as they are: they need not start at 0.
+        self._replica_ids = list(self._replica_schedulers)
+        self._source = VidurReplicaSource(
+            list(self._replica_schedulers.values()),
+            speed_factors=speed_factors(config.execution_time_predictor_config, len(replicas)),
+            initial_decode_tokens=getattr(self._flags, "initial_decode_tokens", 128.0),
+        )
+        logger.info(
+            "vidur-ppo-plugin %s: global scheduler %s is active on %d replicas",
+            __version__,
+            self._flags.get_type(),
+            len(replicas),
+        )
+
+    @abstractmethod
+    def cost(self, snapshot: ClusterSnapshot, request: RequestInfo) -> FloatArray:
+        """Cost of sending the request to each replica; the lowest wins."""
+
+    def schedule(self) -> list[tuple[Any, Any]]:
+        """Place the queued requests one after the other, each decision seeing the effect of the one before.
+
+        Vidur passes no time. It calls this once for each arrival, so now is the newest arrival; requests of
+        equal arrival time come in one call and leave the others an empty queue.
+        """
+        self.sort_requests()
+        placements = []
+        now_s = self._request_queue[-1].arrived_at if self._request_queue else 0.0
+        for request in self._request_queue:
+            info = RequestInfo(prompt_tokens=request.num_prefill_tokens, arrived_at_s=request.arrived_at)
+            index = heuristics.choose(self.cost(self._source.snapshot(now_s), info), self._rng)
+            self._source.on_dispatch(index, request)
+            placements.append((self._replica_ids[index], request))
+        self._request_queue.clear()
+        return placements
+
+
+class LeastOutstandingScheduler(HeuristicScheduler):
+    """`least_outstanding`."""
+
+    def cost(self, snapshot: ClusterSnapshot, request: RequestInfo) -> FloatArray:
+        return heuristics.least_outstanding(snapshot)
+
+
+class PowerOfTwoScheduler(HeuristicScheduler):
+    """`power_of_two`."""
+
+    def cost(self, snapshot: ClusterSnapshot, request: RequestInfo) -> FloatArray:
+        return heuristics.power_of_two(snapshot, self._rng)
+
+
+class LeastKvScheduler(HeuristicScheduler):
+    """`least_kv`."""
+
+    def cost(self, snapshot: ClusterSnapshot, request: RequestInfo) -> FloatArray:
+        return heuristics.least_kv(snapshot)
+
+
+class LeastTokensScheduler(HeuristicScheduler):
+    """`least_tokens`."""
+
+    def cost(self, snapshot: ClusterSnapshot, request: RequestInfo) -> FloatArray:
+        return heuristics.least_tokens(
+            snapshot,
+            context_weight=self._flags.context_weight,
+            request_weight=self._flags.request_weight,
+        )
+
+
+class ShortestDelayScheduler(HeuristicScheduler):
+    """`shortest_delay`."""
+
+    def __init__(self, config: Any, replicas: Any) -> None:
+        super().__init__(config, replicas)
+        self._delay_model = build_delay_model(config.cluster_config)
+
+    def cost(self, snapshot: ClusterSnapshot, request: RequestInfo) -> FloatArray:
+        return heuristics.shortest_delay(snapshot, request, delay_model=self._delay_model)
+
+
+class SizeSplitScheduler(HeuristicScheduler):
+    """`size_split`."""
+
+    def cost(self, snapshot: ClusterSnapshot, request: RequestInfo) -> FloatArray:
+        return heuristics.size_split(
+            snapshot,
+            request,
+            threshold_tokens=self._flags.threshold_tokens,
+            num_long_replicas=self._flags.num_long_replicas,
+            context_weight=self._flags.context_weight,
+            request_weight=self._flags.request_weight,
+        )
+
+
+class PPOModularScheduler(HeuristicScheduler):
+    """`ppo_modular` before any training: a residual policy that starts as exactly its prior heuristic."""
+
+    def __init__(self, config: Any, replicas: Any) -> None:
+        super().__init__(config, replicas)
+        self._delay_model = build_delay_model(config.cluster_config)
+        logger.warning(
+            "ppo_modular: this version does not learn yet; the untrained policy acts as its prior, %s",
+            self._flags.prior,
+        )
+
+    def cost(self, snapshot: ClusterSnapshot, request: RequestInfo) -> FloatArray:
+        if self._flags.prior == "shortest_delay":
+            return heuristics.shortest_delay(snapshot, request, delay_model=self._delay_model)
+        if self._flags.prior == "least_outstanding":
+            return heuristics.least_outstanding(snapshot)
+        if self._flags.prior == "least_kv":
+            return heuristics.least_kv(snapshot)
+        return heuristics.least_tokens(snapshot)
+
+
+SCHEDULERS: dict[str, type[HeuristicScheduler]] = {
+    "ppo_modular": PPOModularScheduler,
+    "least_outstanding": LeastOutstandingScheduler,
+    "power_of_two": PowerOfTwoScheduler,
+    "least_kv": LeastKvScheduler,
+    "least_tokens": LeastTokensScheduler,
+    "shortest_delay": ShortestDelayScheduler,
+    "size_split": SizeSplitScheduler,
+}
+
+
+def build_delay_model(cluster_config: Any) -> DelayModel:
+    """The delay model of a cluster's replicas, for the chunk size of its replica scheduler."""
+    flags = cluster_config.replica_scheduler_config
+    chunk_size = getattr(flags, "chunk_size", None) or getattr(flags, "max_tokens_in_batch", None)
+    return DelayModel.from_roofline(
+        build_roofline(cluster_config.replica_config), chunk_size or _DEFAULT_CHUNK_SIZE
+    )
