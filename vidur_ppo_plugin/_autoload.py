@@ -66,7 +66,7 @@ class _Finder:
         for finder in sys.meta_path:
             if finder is self or not hasattr(finder, "find_spec"):
                 continue
-            spec = finder.find_spec(name, path, target)
+            spec: Any = finder.find_spec(name, path, target)
             if spec is not None:
                 if spec.loader is not None:
                     spec.loader = _Loader(spec.loader)
@@ -123,13 +123,7 @@ def _after_import(module_name: str) -> None:
             failures[name] = error
             sys.stderr.write(f"warning: Vidur plugin {name!r} failed to load and is skipped: {error!r}\n")
     if module_name == _CONFIG_MODULE:
-        if not any(name == OWN_PLUGIN[0] for name, _ in plugins):
-            _refuse_own_types()
-        elif OWN_PLUGIN[0] in failures:
-            _refuse_own_types()
-            _check_types_of_command_lines()
-        else:
-            _check_types_of_command_lines()
+        _check_command_lines(is_loaded=any(name == OWN_PLUGIN[0] for name, _ in plugins))
 
 
 def _selected_plugins() -> list[tuple[str, Callable[[], Callable[[], None]]]]:
@@ -155,6 +149,29 @@ def _selected_plugins() -> list[tuple[str, Callable[[], Callable[[], None]]]]:
             f"(installed: {', '.join(sorted(plugins))})\n"
         )
     return [(name, load) for name, load in plugins.items() if name in wanted]
+
+
+def _check_command_lines(is_loaded: bool) -> None:
+    """Make Vidur's command line refuse what it would silently replace by a default: unknown types.
+
+    Where our plugin is off, Vidur stays as it is, but a run that asks for one of our types stops.
+    """
+    from vidur.config import flat_dataclass
+
+    stock = flat_dataclass.create_from_cli_args
+    if hasattr(stock.__func__, "checks_types"):
+        return
+
+    def create_from_cli_args(cls: Any) -> Any:
+        if not is_loaded or OWN_PLUGIN[0] in failures:
+            _refuse_own_types()
+        flat_config = stock.__get__(None, cls)()
+        if is_loaded:
+            _refuse_problems(flat_config)
+        return flat_config
+
+    create_from_cli_args.checks_types = True  # type: ignore[attr-defined]
+    flat_dataclass.create_from_cli_args = classmethod(create_from_cli_args)
 
 
 def _refuse_own_types() -> None:
@@ -185,26 +202,14 @@ def _type_arguments(arguments: list[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _check_types_of_command_lines() -> None:
-    """Make Vidur's command line refuse unknown types: it silently replaces them by the default."""
-    from vidur.config import flat_dataclass
-
-    stock = flat_dataclass.create_from_cli_args
-    if hasattr(stock.__func__, "checks_types"):
-        return
-
-    def create_from_cli_args(cls: Any) -> Any:
-        flat_config = stock.__get__(None, cls)()
-        problems = unknown_types(flat_config)
-        if not problems:
-            problems = [problem for check in command_line_checks for problem in check(flat_config)]
-        if problems:
-            notes = [f"note: the plugin {name!r} failed to load: {e!r}" for name, e in failures.items()]
-            stop("\n".join([*(f"error: {problem}" for problem in problems), *notes]))
-        return flat_config
-
-    create_from_cli_args.checks_types = True  # type: ignore[attr-defined]
-    flat_dataclass.create_from_cli_args = classmethod(create_from_cli_args)
+def _refuse_problems(flat_config: Any) -> None:
+    """Stop if a parsed command line names unknown types, or if a plugin objects to its values."""
+    problems = unknown_types(flat_config)
+    if not problems:
+        problems = [problem for check in command_line_checks for problem in check(flat_config)]
+    if problems:
+        notes = [f"note: the plugin {name!r} failed to load: {e!r}" for name, e in failures.items()]
+        stop("\n".join([*(f"error: {problem}" for problem in problems), *notes]))
 
 
 def unknown_types(flat_config: Any) -> list[str]:

@@ -16,6 +16,7 @@ from vidur_ppo_plugin import __version__, _autoload
 
 PACKAGE = "vidur-ppo-plugin"
 START_UP_FILE = "vidur_ppo_plugin.pth"
+EXTRAS = ("ray", "serve", "tensorboard", "test", "dev")
 
 
 def report() -> int:
@@ -40,12 +41,9 @@ def _check_requirements() -> Iterator[str]:
         requirement = Requirement(line)
         installed = _installed_version(requirement.name)
         if requirement.marker is not None:
-            extra = next(
-                (e for e in ("ray", "serve", "tensorboard", "test", "dev") if requirement.marker.evaluate({"extra": e})),
-                None,
-            )
-            if extra is not None and installed is None:
-                optional.setdefault(extra, []).append(requirement.name)
+            extras = [extra for extra in EXTRAS if requirement.marker.evaluate({"extra": extra})]
+            if extras and installed is None:
+                optional.setdefault(extras[0], []).append(requirement.name)
             continue
         in_range = installed is not None and requirement.specifier.contains(installed, prereleases=True)
         status = "ok" if in_range else "WRONG"
@@ -65,7 +63,7 @@ def _check_loading(loaded_at_start: bool) -> Iterator[str]:
     if loaded_at_start:
         print("  plugin hook: loaded at start-up, `python -m vidur.main` knows our types")
     else:
-        print("  plugin hook: NOT loaded at start-up; use `python -m vidur_ppo_plugin` instead of `python -m vidur.main`")
+        print("  plugin hook: NOT loaded at start-up; run `python -m vidur_ppo_plugin`, not `python -m vidur.main`")
     switch = os.environ.get(_autoload.SWITCH)
     print(f"  {_autoload.SWITCH}: {'not set (all plugins load)' if switch is None else repr(switch)}")
     names = sorted(entry_point.name for entry_point in entry_points(group=_autoload.GROUP))

@@ -1,6 +1,6 @@
 """Times of the attention kernels, reduced to straight lines in the number of cached tokens.
 
-Both kernels hand work to a fixed number of thread blocks that an SM holds at once, so they run in waves, as matrix products do.
+An SM holds a fixed number of thread blocks at once, so both kernels run in waves, as matrix products do.
 What depends on the batch size, or on the length of a chunk, is worked out once; what is left for each batch
 is `a + b * tokens`.
 """
@@ -17,8 +17,9 @@ _DECODE_BLOCKS_PER_SM = 3
 _PREFILL_BLOCKS_PER_SM = 2
 # Rows of a query tile; the queries that share a KV head are packed into the same tile.
 _PREFILL_TILE_ROWS = 128
-# Least time of a last, partly filled wave of decode blocks, in units of the time that one block takes if every
-# SM reads one: a block alone on its SM cannot use the bandwidth that idle SMs leave. Calibrated on the same file.
+# Least time of a last, partly filled wave of decode blocks, in units of the time that one block takes if
+# every SM reads one: a block alone on its SM cannot use the bandwidth that idle SMs leave. Calibrated on the
+# same file.
 _DECODE_TAIL_WAVES = 1.38
 _INFINITY = float("inf")
 
@@ -41,7 +42,7 @@ class AttentionTimer:
     def __init__(self, device: DeviceSpec, *, num_q_heads: int, num_kv_heads: int, head_dim: int) -> None:
         self._num_sms = device.num_sms
         self._num_kv_heads = num_kv_heads
-        self._queries_per_kv_head = max(1, num_q_heads // num_kv_heads)
+        self._queries_per_kv_head = num_q_heads // num_kv_heads
         self.decode_launch_ms = device.decode_launch_us * 1e-3
         sm_bytes_per_ms = (
             device.memory_bandwidth_gb_per_s * 1e6 * device.decode_memory_efficiency / device.num_sms
@@ -51,17 +52,16 @@ class AttentionTimer:
         self._prefill_launch_ms = device.prefill_launch_us * 1e-3
         self._prefill_split_launch_ms = device.prefill_split_launch_us * 1e-3
         sm_flop_per_ms = device.tensor_tflops * 1e9 * device.prefill_tensor_efficiency / device.num_sms
-        # An SM works through its tiles side by side: two products (QK and PV) of 2 FLOPs for each tile and key.
-        self._wave_ms_per_key = (
-            _PREFILL_BLOCKS_PER_SM * 4.0 * _PREFILL_TILE_ROWS * head_dim / sm_flop_per_ms
-        )
+        # An SM works on its tiles side by side: two products (QK and PV), 2 FLOPs for each value and key.
+        self._wave_ms_per_key = _PREFILL_BLOCKS_PER_SM * 4.0 * _PREFILL_TILE_ROWS * head_dim / sm_flop_per_ms
 
     def decode_ms_per_token(self, num_requests: int) -> float:
         """Time for each token of the summed context of num_requests decodes.
 
         Contract::
 
-            blocks = num_requests * kv_heads;  full = (blocks - 1) // (3 * sms);  rest = blocks - full * 3 * sms
+            blocks = num_requests * kv_heads;  full = (blocks - 1) // (3 * sms)
+            rest   = blocks - full * 3 * sms
             waves  = 3 * full + (max(rest / sms, 1.38) if blocks > sms else rest / sms)
             result = waves * sm_ms_per_kv_token / num_requests
 
@@ -79,8 +79,9 @@ class AttentionTimer:
     def prefill_line(self, chunk_tokens: int) -> PrefillLine:
         """The two lines of a chunk of chunk_tokens prompt tokens.
 
-        Tiles start with the last rows of the chunk, which attend to most keys; so wave number j handles rows that see at most
-        chunk * (1 - j * resident / tiles) of the chunk's own keys. Summed over the waves, this gives `own_keys`. Contract::
+        Tiles start with the last rows of the chunk, which attend to most keys; so wave number j handles rows
+        that see at most chunk * (1 - j * resident / tiles) of the chunk's own keys. Summed over the waves,
+        this gives `own_keys`. Contract::
 
             tiles    = ceil(chunk * queries_per_kv_head / 128) * kv_heads;  resident = 2 * sms
             waves    = ceil(tiles / resident);  splits = resident // tiles

@@ -106,7 +106,7 @@ _H100 = DeviceSpec(
     decode_memory_efficiency=0.815,
     prefill_launch_us=6.3,
     prefill_split_launch_us=38.8,
-    # FlashAttention-2 kernels use 35 % of an H100 (Shah et al. 2024, FlashAttention-3, section 1).
+    # FlashAttention-2 kernels use 35 % of an H100 (Shah et al. 2024, FlashAttention-3, abstract).
     prefill_tensor_efficiency=0.35,
 )
 

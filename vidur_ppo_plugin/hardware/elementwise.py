@@ -7,8 +7,8 @@ from .gemm import BYTES_PER_VALUE
 class ElementwiseTimer:
     """Times of element-wise kernels on one device.
 
-    The norms, rope and the activation run one thread block a token. Few tokens leave most of the device idle, and the
-    time is that of one block; many tokens are limited by the memory. Contract::
+    The norms, rope and the activation run one thread block a token. Few tokens leave most of the device idle,
+    and the time is that of one block; many tokens are limited by the memory. Contract::
 
         row kernel = launch_ms + max(values * row_ms, tokens * values * ms_per_value)
         add        = launch_ms + tokens * values * ms_per_value

@@ -28,12 +28,13 @@ class GemmTimer:
     Contract (a compiled twin repeats it in this order)::
 
         tiles = ceil(tokens / tile_tokens) * ceil(outputs / tile_outputs)
-        tile  = max(tile_tokens * tile_outputs * flop_ms, (tile_tokens + tile_outputs) * l2_ms) * inputs / split
-        wave  = ceil(tiles * split / num_sms) * tile  [+ split * tokens * outputs * partial_ms if split > 1]
+        tile  = max(tile_tokens * tile_outputs * flop_ms, (tile_tokens + tile_outputs) * l2_ms)
+        wave  = ceil(tiles * split / num_sms) * tile * inputs / split
+                [+ split * tokens * outputs * partial_ms if split > 1]
         time  = launch_ms + sqrt(memory * memory + least_wave * least_wave)
 
-    where memory is the time to move weights, inputs and outputs once. The root of squares, not the larger of the two: near
-    the ridge neither the memory nor the tensor cores are kept busy all the time.
+    where memory is the time to move weights, inputs and outputs once. The root of squares, not the larger of
+    the two: near the ridge neither the memory nor the tensor cores are kept busy all the time.
     """
 
     def __init__(self, device: DeviceSpec) -> None:
@@ -59,7 +60,9 @@ class GemmTimer:
         least_ms = float("inf")
         for tile_tokens, tile_outputs in _TILES:
             tiles = -(-tokens // tile_tokens) * -(-outputs // tile_outputs)
-            tile_ms = max(tile_tokens * tile_outputs * self.flop_ms, (tile_tokens + tile_outputs) * self.l2_ms)
+            tile_ms = max(
+                tile_tokens * tile_outputs * self.flop_ms, (tile_tokens + tile_outputs) * self.l2_ms
+            )
             for split in _SPLITS:
                 wave_ms = -(-tiles * split // self.num_sms) * tile_ms * inputs / split
                 if split > 1:

@@ -1,6 +1,6 @@
-"""Networks between GPUs: latency and bandwidth of all-reduce and of send/receive, for each node type of Vidur.
+"""Networks between GPUs: latency and bandwidth of all-reduce and send/receive, for Vidur's node types.
 
-A transfer takes its latency plus bytes over bandwidth. The slowest link that a collective has to cross decides.
+A transfer takes its latency plus bytes over bandwidth. The slowest link that a collective crosses decides.
 """
 
 from dataclasses import dataclass, fields, replace
@@ -14,6 +14,7 @@ class NetworkSpec:
     2 (n - 1) / n * S bytes over each worker's link, and these bytes are divided by the bus bandwidth.
 
         all_reduce_latency_us, all_reduce_latency_us_per_worker: fixed cost of an all-reduce inside a node.
+        all_reduce_floor_us: least time of an all-reduce; messages below a few MB all take about as long.
         pair_all_reduce_gb_per_s: bus bandwidth of two workers (NVLink bridge where cards come in pairs).
         node_all_reduce_gb_per_s: bus bandwidth of three or more workers of one node.
         send_recv_latency_us, send_recv_gb_per_s: one transfer between two devices of a node.
@@ -24,6 +25,7 @@ class NetworkSpec:
     num_devices_per_node: int
     all_reduce_latency_us: float
     all_reduce_latency_us_per_worker: float
+    all_reduce_floor_us: float
     pair_all_reduce_gb_per_s: float
     node_all_reduce_gb_per_s: float
     send_recv_latency_us: float
@@ -56,7 +58,8 @@ class NetworkSpec:
         else:
             gb_per_s = self.node_all_reduce_gb_per_s
         moved_bytes = 2.0 * (num_workers - 1) / num_workers * size_bytes
-        return (latency_us + per_worker_us * num_workers) * 1e-3 + moved_bytes / (gb_per_s * 1e6)
+        time_ms = (latency_us + per_worker_us * num_workers) * 1e-3 + moved_bytes / (gb_per_s * 1e6)
+        return max(self.all_reduce_floor_us * 1e-3, time_ms)
 
     def send_recv_ms(self, size_bytes: float, *, same_node: bool) -> float:
         """Time to move size_bytes from one device to another."""
@@ -74,7 +77,8 @@ _A100_BRIDGE_GB_PER_S = 300.0
 _H100_BRIDGE_GB_PER_S = 300.0
 _PCIE4_GB_PER_S = 32.0
 _PCIE5_GB_PER_S = 64.0
-# Part of a link that NCCL reaches, for the nodes without a profile. The two DGX profiles reach 0.58 and 0.79 of NVLink.
+# Part of a link that NCCL reaches, for the nodes without a profile. The two DGX profiles reach 0.58 and 0.79
+# of NVLink.
 _LINK_EFFICIENCY = 0.7
 
 _A100_DGX = NetworkSpec(
@@ -83,6 +87,7 @@ _A100_DGX = NetworkSpec(
     # Calibrated: `benchmarks/roofline_accuracy.py` on a100_dgx_all_reduce (all workers in one node).
     all_reduce_latency_us=41.5,
     all_reduce_latency_us_per_worker=1.97,
+    all_reduce_floor_us=45.0,
     pair_all_reduce_gb_per_s=175.0,
     node_all_reduce_gb_per_s=175.0,
     # Calibrated on a100_dgx_send_recv, two devices of a node; NVLink 3 offers 300 GB/s in one direction.
@@ -101,10 +106,11 @@ _H100_DGX = NetworkSpec(
     name="h100_dgx",
     num_devices_per_node=8,
     # Calibrated: `benchmarks/roofline_accuracy.py` on h100_dgx_all_reduce (all workers in one node).
-    all_reduce_latency_us=20.9,
-    all_reduce_latency_us_per_worker=1.23,
-    pair_all_reduce_gb_per_s=354.0,
-    node_all_reduce_gb_per_s=354.0,
+    all_reduce_latency_us=20.0,
+    all_reduce_latency_us_per_worker=1.36,
+    all_reduce_floor_us=38.0,
+    pair_all_reduce_gb_per_s=355.0,
+    node_all_reduce_gb_per_s=355.0,
     # Calibrated on h100_dgx_send_recv, two devices of a node.
     send_recv_latency_us=7.5,
     send_recv_gb_per_s=361.0,
@@ -123,16 +129,19 @@ def _without_switch(
 ) -> NetworkSpec:
     """A node of `base`'s generation whose cards have bridges between pairs, and PCIe otherwise.
 
-    Latencies and the network between nodes are those of `base`. Neighbouring pipeline stages need not be a bridged
-    pair, so transfers between them go over PCIe.
+    Latencies and the network between nodes are those of `base`. Neighbouring pipeline stages need not be a
+    bridged pair, so transfers between them go over PCIe. So does what leaves the node.
     """
+    reached_gb_per_s = pcie_gb_per_s * _LINK_EFFICIENCY
     return replace(
         base,
         name=name,
         num_devices_per_node=num_devices_per_node,
         pair_all_reduce_gb_per_s=bridge_gb_per_s * _LINK_EFFICIENCY,
-        node_all_reduce_gb_per_s=pcie_gb_per_s * _LINK_EFFICIENCY,
-        send_recv_gb_per_s=pcie_gb_per_s * _LINK_EFFICIENCY,
+        node_all_reduce_gb_per_s=reached_gb_per_s,
+        send_recv_gb_per_s=reached_gb_per_s,
+        inter_node_all_reduce_gb_per_s=min(reached_gb_per_s, base.inter_node_all_reduce_gb_per_s),
+        inter_node_send_recv_gb_per_s=min(reached_gb_per_s, base.inter_node_send_recv_gb_per_s),
     )
 
 

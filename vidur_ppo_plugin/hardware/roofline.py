@@ -58,13 +58,13 @@ class _PrefillLines(dict[int, PrefillLine]):
 class Roofline:
     """Execution times of one model, split over devices of one kind.
 
-    Everything that depends on shapes only is computed once for each number of tokens (or of requests, or chunk length)
+    What depends on shapes only is computed once for each number of tokens (of requests, length of a chunk)
     and remembered; a batch then costs one pass over its requests.
 
-    Contract of the arithmetic, for twins that must agree to the last bit: plain IEEE doubles, in the order in which
-    the formulas stand in the docstrings of `GemmTimer`, `ElementwiseTimer`, `AttentionTimer` and of the methods
-    here; sums run from left to right; token counts are used as they are (Vidur rounds them up to a multiple of 8
-    before it looks them up: tiles of 64 tokens make that superfluous here).
+    Contract of the arithmetic, for twins that must agree to the last bit: plain IEEE doubles, in the order in
+    which the formulas stand in the docstrings of `GemmTimer`, `ElementwiseTimer`, `AttentionTimer` and of the
+    methods here; sums run from left to right; token counts are used as they are (Vidur rounds them up to a
+    multiple of 8 before it looks them up: tiles of 64 tokens make that superfluous here).
     """
 
     def __init__(
@@ -75,20 +75,23 @@ class Roofline:
         *,
         tensor_parallel_size: int = 1,
         num_pipeline_stages: int = 1,
+        all_reduce_overhead_ms: float = 0.0,
     ) -> None:
+        """`all_reduce_overhead_ms`: time of the host that each all-reduce over several workers costs on top."""
         _check_divides("tensor_parallel_size", tensor_parallel_size, "num_q_heads", model.num_q_heads)
-        _check_divides("tensor_parallel_size", tensor_parallel_size, "mlp_hidden_dim", model.mlp_hidden_dim)
         _check_divides("num_pipeline_stages", num_pipeline_stages, "num_layers", model.num_layers)
         self.model = model
         self.device = device
         self.network = network
         self.tensor_parallel_size = tensor_parallel_size
         self.num_pipeline_stages = num_pipeline_stages
+        self.all_reduce_overhead_ms = all_reduce_overhead_ms if tensor_parallel_size > 1 else 0.0
         self.layers_per_stage = model.num_layers // num_pipeline_stages
         # Shares of one tensor-parallel worker; KV heads are replicated when there are fewer than workers.
         self._num_q_heads = model.num_q_heads // tensor_parallel_size
         self._num_kv_heads = -(-model.num_kv_heads // tensor_parallel_size)
-        self._mlp_hidden_dim = model.mlp_hidden_dim // tensor_parallel_size
+        # Where the split is uneven, the largest share decides.
+        self._mlp_hidden_dim = -(-model.mlp_hidden_dim // tensor_parallel_size)
         self._gemm = GemmTimer(device)
         self._elementwise = ElementwiseTimer(device)
         self._attention = AttentionTimer(
@@ -166,8 +169,8 @@ class Roofline:
     def attention_ms(self, q_tokens: Sequence[int], cached_tokens: Sequence[int]) -> tuple[float, float]:
         """Attention of one layer for a whole batch: (prefill, decode).
 
-        Entries with one new token are decodes, as in Vidur. Prefill chunks run one after the other, in the order of the
-        batch; decodes run as one kernel.
+        Entries with one new token are decodes, as in Vidur. Prefill chunks run one after the other, in the
+        order of the batch; decodes run as one kernel.
         """
         context_tokens = sum(cached_tokens)
         num_decodes = q_tokens.count(1)
@@ -191,6 +194,7 @@ class Roofline:
             _check_at_least_one("num_tokens", num_tokens)
             size_bytes = num_tokens * self.model.embedding_dim * BYTES_PER_VALUE
             time_ms = self.network.all_reduce_ms(size_bytes, self.tensor_parallel_size)
+            time_ms += self.all_reduce_overhead_ms
             self._all_reduce_ms[num_tokens] = time_ms
         return time_ms
 
@@ -214,8 +218,8 @@ class Roofline:
     ) -> float:
         """Time of a batch on one pipeline stage, the sum that Vidur's `ExecutionTime.model_time` makes.
 
-        `layers_per_stage * (block + prefill + decode + 2 * all_reduce)`, plus the transfer to the next stage unless
-        this one is the last. Vidur leaves the KV-cache save out and counts one residual sum.
+        `layers_per_stage * (block + prefill + decode + 2 * all_reduce)`, plus the transfer to the next stage
+        unless this one is the last. Vidur leaves the KV-cache save out and counts one residual sum.
         """
         num_tokens = sum(q_tokens)
         prefill_ms, decode_ms = self.attention_ms(q_tokens, cached_tokens)

@@ -98,7 +98,9 @@ def format_summary(outcome: Outcome) -> str:
     ]
     for name, d in (("time to first token", outcome.ttft_s), ("end-to-end latency", outcome.e2e_s)):
         lines.append(f"{name:<22}{d.mean:>9.3f}{d.p50:>9.3f}{d.p90:>9.3f}{d.p99:>9.3f}")
-    rate = f"{len(completed) / duration_s:.2f} requests/s, {tokens / duration_s:.0f} output tokens/s" if duration_s else "-"
+    rate = "-"
+    if duration_s > 0:
+        rate = f"{len(completed) / duration_s:.2f} requests/s, {tokens / duration_s:.0f} output tokens/s"
     lines += [
         "",
         f"{'throughput':<22}{rate}",

@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 
-# The rows of the matrix, in order. Each is an attribute of ClusterSnapshot, documented there.
-ROWS = (
-    "outstanding_requests",
-    "running_requests",
-    "prefill_tokens",
-    "context_tokens",
-    "kv_blocks_used",
-    "kv_blocks_total",
-    "oldest_wait_s",
-    "speed_factor",
-    "cached_prompt_tokens",
-)
+# The rows of the matrix, in order: name, and what a router can know of each replica.
+ROWS = {
+    "outstanding_requests": "requests sent there and not finished, waiting or running",
+    "running_requests": "requests that the replica has admitted (they hold KV blocks)",
+    "prefill_tokens": "prompt tokens still to prefill, of waiting and running requests",
+    "context_tokens": "tokens in the context of running requests: prompt tokens prefilled, tokens generated",
+    "kv_blocks_used": "KV-cache blocks in use",
+    "kv_blocks_total": "KV-cache blocks that the replica has",
+    "oldest_wait_s": "seconds since the arrival of the request at the head of the waiting queue, 0 without one",
+    "speed_factor": "speed relative to the device's nominal speed",
+    "cached_prompt_tokens": "tokens of this request's prompt cached there (0 until a source knows sessions)",
+}
 ROW = {name: index for index, name in enumerate(ROWS)}
 
 
@@ -36,9 +36,19 @@ class RequestInfo:
 
 
 class ClusterSnapshot:
-    """The replicas as the router sees them at one moment; every figure is an array with one entry a replica."""
+    """The replicas as the router sees them at one moment: for each of ROWS an array with one entry a replica."""
 
-    __slots__ = ("expected_decode_tokens", "kv_block_size", "now_s", "values")
+    outstanding_requests: FloatArray
+    running_requests: FloatArray
+    prefill_tokens: FloatArray
+    context_tokens: FloatArray
+    kv_blocks_used: FloatArray
+    kv_blocks_total: FloatArray
+    oldest_wait_s: FloatArray
+    speed_factor: FloatArray
+    cached_prompt_tokens: FloatArray
+
+    __slots__ = (*ROWS, "expected_decode_tokens", "kv_block_size", "now_s", "values")
 
     def __init__(
         self, now_s: float, values: FloatArray, *, kv_block_size: int, expected_decode_tokens: float
@@ -49,61 +59,27 @@ class ClusterSnapshot:
         self.kv_block_size = kv_block_size
         #: Mean output length of the requests that have finished, or the initial guess before any has.
         self.expected_decode_tokens = expected_decode_tokens
+        (
+            self.outstanding_requests,
+            self.running_requests,
+            self.prefill_tokens,
+            self.context_tokens,
+            self.kv_blocks_used,
+            self.kv_blocks_total,
+            self.oldest_wait_s,
+            self.speed_factor,
+            self.cached_prompt_tokens,
+        ) = values
 
     @property
     def num_replicas(self) -> int:
         """Number of replicas."""
-        return int(self.values.shape[1])
-
-    @property
-    def outstanding_requests(self) -> FloatArray:
-        """Requests sent there and not finished: waiting and running."""
-        return self.values[0]
-
-    @property
-    def running_requests(self) -> FloatArray:
-        """Requests that the replica has admitted (they hold KV blocks)."""
-        return self.values[1]
+        return len(self.outstanding_requests)
 
     @property
     def waiting_requests(self) -> FloatArray:
         """Requests sent there and not admitted yet."""
-        return self.values[0] - self.values[1]
-
-    @property
-    def prefill_tokens(self) -> FloatArray:
-        """Prompt tokens still to prefill, of waiting and running requests."""
-        return self.values[2]
-
-    @property
-    def context_tokens(self) -> FloatArray:
-        """Tokens in the context of running requests: prompt tokens prefilled and tokens generated."""
-        return self.values[3]
-
-    @property
-    def kv_blocks_used(self) -> FloatArray:
-        """KV-cache blocks in use."""
-        return self.values[4]
-
-    @property
-    def kv_blocks_total(self) -> FloatArray:
-        """KV-cache blocks that the replica has."""
-        return self.values[5]
-
-    @property
-    def oldest_wait_s(self) -> FloatArray:
-        """Seconds since the arrival of the request at the head of the waiting queue; 0 without one."""
-        return self.values[6]
-
-    @property
-    def speed_factor(self) -> FloatArray:
-        """Speed of the replica relative to its device's nominal speed."""
-        return self.values[7]
-
-    @property
-    def cached_prompt_tokens(self) -> FloatArray:
-        """Tokens of this request's prompt already cached there (0 as long as no source knows sessions)."""
-        return self.values[8]
+        return self.outstanding_requests - self.running_requests
 
 
 class ReplicaSource(Protocol):

@@ -36,7 +36,8 @@ def command_line_problems(flat_config: Any) -> list[str]:
 def _own_flags(flat_config: Any, type_name: str) -> Any:
     """The config object of one of our types, made from a parsed command line; None for other types."""
     for config_class in vars(config_types).values():
-        if not (dataclasses.is_dataclass(config_class) and hasattr(config_class, "get_type")):
+        # Vidur's abstract base classes, imported there, have no type of their own.
+        if not (isinstance(config_class, type) and hasattr(config_class, "get_type")):
             continue
         if str(config_class.get_type()) == type_name.lower():
             values = {

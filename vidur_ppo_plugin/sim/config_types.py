@@ -6,9 +6,9 @@ Vidur looks at direct bases only, hence one class per type, each derived directl
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from vidur.config import BaseExecutionTimePredictorConfig, BaseGlobalSchedulerConfig
-from vidur.types import BaseIntEnum
 
 from vidur_ppo_plugin.config import (
     LeastTokensFlags,
@@ -18,6 +18,11 @@ from vidur_ppo_plugin.config import (
     SizeSplitFlags,
     TieBreakingFlags,
 )
+
+if TYPE_CHECKING:
+    from enum import IntEnum as BaseIntEnum  # what Vidur's is; Vidur has no types
+else:
+    from vidur.types import BaseIntEnum
 
 
 class PluginGlobalSchedulerType(BaseIntEnum):

@@ -98,7 +98,8 @@ def repair_kv_count() -> None:
         return sum(self._kvp_group_num_allocated_blocks)
 
     def memory_usage_percent(self: Any) -> float:
-        return 100 * self.num_allocated_blocks / (self._cache_config.num_blocks * self._kv_parallel_size)
+        total_blocks: int = self._cache_config.num_blocks * self._kv_parallel_size
+        return 100 * num_allocated_blocks(self) / total_blocks
 
     MnemosyneBaseReplicaScheduler.num_allocated_blocks = property(num_allocated_blocks)
     MnemosyneBaseReplicaScheduler.memory_usage_percent = property(memory_usage_percent)

@@ -13,9 +13,14 @@ from vidur_ppo_plugin.config import validate
 from vidur_ppo_plugin.hardware import DEVICES, NETWORKS, ModelShape, Roofline
 
 
-def build_roofline(replica_config: Any) -> Roofline:
-    """The roofline of the model, device and parallelism that a Vidur replica config describes."""
+def build_roofline(replica_config: Any, predictor_config: Any) -> Roofline:
+    """The roofline of the model, device and parallelism that a Vidur replica config describes.
+
+    Of the flags that every Vidur predictor has, the host's share of an all-reduce counts here, as in Vidur's own.
+    """
     model = replica_config.model_config
+    tensor_parallel_size = replica_config.tensor_parallel_size
+    skew_ms = predictor_config.nccl_cpu_skew_overhead_per_device_ms * tensor_parallel_size**1.25
     shape = ModelShape(
         name=replica_config.model_name,
         num_layers=model.num_layers,
@@ -30,8 +35,9 @@ def build_roofline(replica_config: Any) -> Roofline:
         shape,
         DEVICES[replica_config.device],
         NETWORKS[replica_config.network_device],
-        tensor_parallel_size=replica_config.tensor_parallel_size,
+        tensor_parallel_size=tensor_parallel_size,
         num_pipeline_stages=replica_config.num_pipeline_stages,
+        all_reduce_overhead_ms=predictor_config.nccl_cpu_launch_overhead_ms + skew_ms,
     )
 
 
@@ -46,7 +52,7 @@ class RooflineExecutionTimePredictor:
         self._cache_dir = predictor_config.cache_dir
         # Vidur's deadline schedulers write a file here, and expect the predictor to have made the directory.
         os.makedirs(self._cache_dir, exist_ok=True)
-        self.roofline = build_roofline(replica_config)
+        self.roofline = build_roofline(replica_config, predictor_config)
         self._num_layers = replica_config.num_layers_per_pipeline_stage
         self._last_stage = replica_config.num_pipeline_stages - 1
         # The pattern repeats over the replicas; `sim/checks.py` sees to it that it fits.
@@ -109,6 +115,7 @@ class RooflineExecutionTimePredictor:
             "network": dataclasses.asdict(roofline.network),
             "tensor_parallel_size": roofline.tensor_parallel_size,
             "num_pipeline_stages": roofline.num_pipeline_stages,
+            "all_reduce_overhead_ms": roofline.all_reduce_overhead_ms,
             "replica_speed_factors": list(self._config.replica_speed_factors),
             "block_size": self._block_size,
         }

@@ -103,7 +103,7 @@ class ShortestDelayScheduler(HeuristicScheduler):
 
     def __init__(self, config: Any, replicas: Any) -> None:
         super().__init__(config, replicas)
-        self._delay_model = build_delay_model(config.cluster_config)
+        self._delay_model = build_delay_model(config)
 
     def cost(self, snapshot: ClusterSnapshot, request: RequestInfo) -> FloatArray:
         return heuristics.shortest_delay(snapshot, request, delay_model=self._delay_model)
@@ -128,7 +128,7 @@ class PPOModularScheduler(HeuristicScheduler):
 
     def __init__(self, config: Any, replicas: Any) -> None:
         super().__init__(config, replicas)
-        self._delay_model = build_delay_model(config.cluster_config)
+        self._delay_model = build_delay_model(config)
         logger.warning(
             "ppo_modular: this version does not learn yet; the untrained policy acts as its prior, %s",
             self._flags.prior,
@@ -155,10 +155,9 @@ SCHEDULERS: dict[str, type[HeuristicScheduler]] = {
 }
 
 
-def build_delay_model(cluster_config: Any) -> DelayModel:
+def build_delay_model(config: Any) -> DelayModel:
     """The delay model of a cluster's replicas, for the chunk size of its replica scheduler."""
-    flags = cluster_config.replica_scheduler_config
+    flags = config.cluster_config.replica_scheduler_config
     chunk_size = getattr(flags, "chunk_size", None) or getattr(flags, "max_tokens_in_batch", None)
-    return DelayModel.from_roofline(
-        build_roofline(cluster_config.replica_config), chunk_size or _DEFAULT_CHUNK_SIZE
-    )
+    roofline = build_roofline(config.cluster_config.replica_config, config.execution_time_predictor_config)
+    return DelayModel.from_roofline(roofline, chunk_size or _DEFAULT_CHUNK_SIZE)
