@@ -31,7 +31,7 @@ START_UP_FILES = {
         "except Exception as e:\\n"
         " v = getattr(sys, 'orig_argv', [])\\n"
         f" n = {sorted(AUTOLOAD['OWN_TYPES'])!r}\\n"
-        " if 'vidur.main' in v and any(x.split('=')[-1] in n for x in v):\\n"
+        " if 'vidur.main' in v and any(x.split('=')[-1].lower() in n for x in v):\\n"
         "  import os; sys.stderr.write('error: vidur-ppo-plugin is installed but failed to load: %r\\\\n' % e)\\n"
         '  sys.stderr.flush(); os._exit(2)")\n'
     ),

@@ -163,9 +163,12 @@ def _check_command_lines(is_loaded: bool) -> None:
         return
 
     def create_from_cli_args(cls: Any) -> Any:
-        if not is_loaded or OWN_PLUGIN[0] in failures:
-            _refuse_own_types()
+        is_missing = not is_loaded or OWN_PLUGIN[0] in failures
+        if is_missing:  # before parsing, which would complain of our other flags instead
+            _refuse_own_types(_type_arguments(sys.argv[1:]))
         flat_config = stock.__get__(None, cls)()
+        if is_missing:  # after it, because argparse accepts abbreviated flags
+            _refuse_own_types([(f"--{n}", v) for n, v in vars(flat_config).items() if n.endswith("_type")])
         if is_loaded:
             _refuse_problems(flat_config)
         return flat_config
@@ -174,11 +177,11 @@ def _check_command_lines(is_loaded: bool) -> None:
     flat_dataclass.create_from_cli_args = classmethod(create_from_cli_args)
 
 
-def _refuse_own_types() -> None:
+def _refuse_own_types(type_arguments: list[tuple[str, str]]) -> None:
     """Stop if the command line asks for one of our types although our plugin is off or broken."""
     import os
 
-    for flag, value in _type_arguments(sys.argv[1:]):
+    for flag, value in type_arguments:
         if value.lower() in OWN_TYPES:
             error = failures.get(OWN_PLUGIN[0])
             reason = (

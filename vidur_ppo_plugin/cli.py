@@ -75,10 +75,10 @@ def load_flags(path: str | None) -> dict[Any, Any]:
     from vidur_ppo_plugin.sim.flags import FlagError
 
     if path is None:
-        text = resources.files("vidur_ppo_plugin").joinpath(EMBEDDED_DEFAULT).read_text()
+        text = resources.files("vidur_ppo_plugin").joinpath(EMBEDDED_DEFAULT).read_text(encoding="utf-8")
     else:
         try:
-            text = Path(path).read_text()
+            text = Path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise FlagError(f"cannot be read: {error}") from error
     try:
@@ -94,11 +94,12 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Our own arguments, and the Vidur flags with their values that `run` passes on."""
     if not arguments or arguments[0] != "run":
         return arguments, []
-    own, passed_on = ["run"], arguments[1:]
+    options = ("--print", "-h", "--help")
+    own = ["run", *(argument for argument in arguments if argument in options)]
+    passed_on = [argument for argument in arguments[1:] if argument not in options]
     if passed_on and not passed_on[0].startswith("-"):
         own.append(passed_on.pop(0))
-    own += [argument for argument in passed_on if argument in ("--print", "-h", "--help")]
-    return own, [argument for argument in passed_on if argument not in own[1:]]
+    return own, passed_on
 
 
 def fail(message: str) -> int:

@@ -37,7 +37,12 @@ def report() -> int:
 def _check_requirements() -> Iterator[str]:
     """Print each requirement with its version; yield those that are missing or out of range."""
     optional: dict[str, list[str]] = {}
-    for line in requires(PACKAGE) or []:
+    try:
+        lines = requires(PACKAGE) or []
+    except PackageNotFoundError:
+        lines = []
+        print(f"  {PACKAGE} is not installed (a checkout on PYTHONPATH?): versions of its requirements not checked")
+    for line in lines:
         requirement = Requirement(line)
         installed = _installed_version(requirement.name)
         if requirement.marker is not None:

@@ -117,7 +117,9 @@ def test_prefill_attention_grows_with_chunk_and_context(tp: int) -> None:
 
 def test_splitting_keys_pays_for_short_chunks_after_long_contexts_only() -> None:
     line = roofline()
-    base, slope, split_base, split_slope = line.prefill_line(64)
+    split_from, base, slope, split_base, split_slope = line.prefill_line(64)
+    assert base + slope * split_from == pytest.approx(split_base + split_slope * split_from)
+    assert 0 < split_from < 8000
     assert line.prefill_attention_ms(64, 0) == base < split_base
     assert line.prefill_attention_ms(64, 8000) == split_base + split_slope * 8000 < base + slope * 8000
 

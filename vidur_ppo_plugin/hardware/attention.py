@@ -27,9 +27,11 @@ _INFINITY = float("inf")
 class PrefillLine(NamedTuple):
     """Time of a prefill chunk: the lesser of two lines in the number of cached tokens.
 
-    The second line is the kernel that splits the keys over idle SMs; it is infinite if none are idle.
+    The second line is the kernel that splits the keys over idle SMs. It is the lesser one from
+    `split_from_tokens` cached tokens on, where the lines cross (infinity if no SMs are idle).
     """
 
+    split_from_tokens: float
     base_ms: float
     ms_per_cached_token: float
     split_base_ms: float
@@ -88,6 +90,7 @@ class AttentionTimer:
             own_keys = chunk * (waves - resident / tiles * waves * (waves - 1) / 2)
             line     = launch + own_keys * wave_ms + waves * wave_ms * cached
             split    = split_launch + chunk * (wave_ms / splits) + wave_ms / splits * cached   (if splits > 1)
+            from     = max(0, (split_base - base) / (slope - split_slope))
         """
         resident = _PREFILL_BLOCKS_PER_SM * self._num_sms
         tiles = -(-chunk_tokens * self._queries_per_kv_head // _PREFILL_TILE_ROWS) * self._num_kv_heads
@@ -97,7 +100,8 @@ class AttentionTimer:
         base_ms = self._prefill_launch_ms + own_keys * self._wave_ms_per_key
         slope_ms = waves * self._wave_ms_per_key
         if splits < 2:
-            return PrefillLine(base_ms, slope_ms, _INFINITY, 0.0)
+            return PrefillLine(_INFINITY, base_ms, slope_ms, _INFINITY, 0.0)
         split_slope_ms = self._wave_ms_per_key / splits
         split_base_ms = self._prefill_split_launch_ms + chunk_tokens * split_slope_ms
-        return PrefillLine(base_ms, slope_ms, split_base_ms, split_slope_ms)
+        split_from_tokens = max(0.0, (split_base_ms - base_ms) / (slope_ms - split_slope_ms))
+        return PrefillLine(split_from_tokens, base_ms, slope_ms, split_base_ms, split_slope_ms)

@@ -157,14 +157,14 @@ class Roofline:
         return self._decode_launch_ms + context_tokens * self.decode_ms_per_token(num_requests)
 
     def prefill_attention_ms(self, chunk_tokens: int, cached_tokens: int) -> float:
-        """Prefill attention of one layer and one request: `min(base + slope * cached, split ...)`.
+        """Prefill attention of one layer and one request: `base + slope * cached`, on the line that applies.
 
         chunk_tokens new prompt tokens attend causally to themselves and to cached_tokens earlier ones.
         """
-        base_ms, slope_ms, split_base_ms, split_slope_ms = self._prefill_lines[chunk_tokens]
-        whole_ms = base_ms + slope_ms * cached_tokens
-        split_ms = split_base_ms + split_slope_ms * cached_tokens
-        return whole_ms if whole_ms < split_ms else split_ms
+        split_from, base_ms, slope_ms, split_base_ms, split_slope_ms = self._prefill_lines[chunk_tokens]
+        if cached_tokens < split_from:
+            return base_ms + slope_ms * cached_tokens
+        return split_base_ms + split_slope_ms * cached_tokens
 
     def attention_ms(self, q_tokens: Sequence[int], cached_tokens: Sequence[int]) -> tuple[float, float]:
         """Attention of one layer for a whole batch: (prefill, decode).
@@ -180,10 +180,11 @@ class Roofline:
             for chunk_tokens, cached in zip(q_tokens, cached_tokens, strict=True):
                 if chunk_tokens != 1:
                     # As in prefill_attention_ms; a call for each request would double the cost.
-                    base_ms, slope_ms, split_base_ms, split_slope_ms = lines[chunk_tokens]
-                    whole_ms = base_ms + slope_ms * cached
-                    split_ms = split_base_ms + split_slope_ms * cached
-                    prefill_ms += whole_ms if whole_ms < split_ms else split_ms
+                    split_from, base_ms, slope_ms, split_base_ms, split_slope_ms = lines[chunk_tokens]
+                    if cached < split_from:
+                        prefill_ms += base_ms + slope_ms * cached
+                    else:
+                        prefill_ms += split_base_ms + split_slope_ms * cached
                     context_tokens -= cached
         return prefill_ms, self.decode_attention_ms(num_decodes, context_tokens)
 

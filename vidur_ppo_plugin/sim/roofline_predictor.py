@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Sequence
+from operator import sub
 from typing import Any
 
 from vidur._native.entities import ExecutionTime
@@ -99,7 +100,7 @@ class RooflineExecutionTimePredictor:
             context_tokens = batch._total_num_kv_tokens - (num_tokens if counts_own else 0)
             return 0.0, self.roofline.decode_attention_ms(num_tokens, context_tokens)
         if counts_own:
-            cached = [kv - q for q, kv in zip(q_tokens, kv_tokens)]  # noqa: B905
+            cached = list(map(sub, kv_tokens, q_tokens))
             # Orca leaves new requests out of `num_kv_tokens`; they come last, with nothing cached.
             cached += [0] * (len(q_tokens) - len(cached))
             return self.roofline.attention_ms(q_tokens, cached)

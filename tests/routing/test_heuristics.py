@@ -1,0 +1,181 @@
+"""Each heuristic against figures worked out by hand, and what must hold for any cluster."""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vidur_ppo_plugin.hardware import DEVICES, NETWORKS, ModelShape, Roofline
+from vidur_ppo_plugin.routing import heuristics
+from vidur_ppo_plugin.routing.delay_model import DelayModel
+from vidur_ppo_plugin.routing.snapshot import ROW, ROWS, ClusterSnapshot, FloatArray, RequestInfo
+
+DELAY_MODEL = DelayModel(
+    prefill_s_per_token=1e-4,
+    iteration_s=0.01,
+    iteration_s_per_request=1e-4,
+    iteration_s_per_context_token=1e-7,
+)
+
+
+def snapshot(num_replicas: int, **rows: object) -> ClusterSnapshot:
+    """A snapshot with the given rows; the others are 0, but for 100 KV blocks and nominal speed."""
+    values = np.zeros((len(ROWS), num_replicas))
+    values[ROW["kv_blocks_total"]] = 100
+    values[ROW["speed_factor"]] = 1
+    for name, row in rows.items():
+        values[ROW[name]] = row
+    return ClusterSnapshot(10.0, values, kv_block_size=16, expected_decode_tokens=100.0)
+
+
+def request(prompt_tokens: int = 1000) -> RequestInfo:
+    return RequestInfo(prompt_tokens=prompt_tokens, arrived_at_s=10.0)
+
+
+def test_rows_are_the_attributes_of_a_snapshot() -> None:
+    values = np.arange(len(ROWS) * 2.0).reshape(len(ROWS), 2)
+    seen = ClusterSnapshot(0.0, values, kv_block_size=16, expected_decode_tokens=1.0)
+    for name, index in ROW.items():
+        assert getattr(seen, name).tolist() == values[index].tolist()
+    assert seen.num_replicas == 2
+    assert seen.waiting_requests.tolist() == (values[0] - values[1]).tolist()
+
+
+def test_least_outstanding_counts_waiting_and_running() -> None:
+    seen = snapshot(3, outstanding_requests=[5, 3, 4], running_requests=[5, 0, 4])
+    assert heuristics.least_outstanding(seen).tolist() == [5, 3, 4]
+
+
+def test_least_kv_counts_blocks_in_use_and_prompts_to_come() -> None:
+    seen = snapshot(3, kv_blocks_used=[50, 40, 40], prefill_tokens=[0, 160, 320])
+    assert heuristics.least_kv(seen).tolist() == pytest.approx([0.5, 0.5, 0.6])
+
+
+def test_least_tokens_is_the_documented_sum() -> None:
+    seen = snapshot(2, prefill_tokens=[100, 0], context_tokens=[1000, 4000], outstanding_requests=[2, 1])
+    assert heuristics.least_tokens(seen).tolist() == pytest.approx([100 + 50 + 40, 200 + 20])
+    assert heuristics.least_tokens(seen, context_weight=1, request_weight=0).tolist() == [1100, 4000]
+
+
+def test_shortest_delay_is_prefill_plus_output_over_speed() -> None:
+    seen = snapshot(
+        2, prefill_tokens=[0, 2000], context_tokens=[5000, 0], outstanding_requests=[3, 1], speed_factor=[0.5, 1]
+    )
+    delay = heuristics.shortest_delay(seen, request(1000), delay_model=DELAY_MODEL)
+    first = (1000 * 1e-4 + 100 * (0.01 + 4 * 1e-4 + 6000 * 1e-7)) / 0.5
+    second = 3000 * 1e-4 + 100 * (0.01 + 2 * 1e-4 + 3000 * 1e-7)
+    assert delay.tolist() == pytest.approx([first, second])
+
+
+def test_shortest_delay_subtracts_what_is_cached() -> None:
+    seen = snapshot(2, cached_prompt_tokens=[0, 900])
+    cold, warm = heuristics.shortest_delay(seen, request(1000), delay_model=DELAY_MODEL)
+    assert cold - warm == pytest.approx(900 * (1e-4 + 100 * 1e-7))
+
+
+def test_delay_model_follows_the_roofline() -> None:
+    """Linearised at one point, it must stay close to the roofline around it."""
+    model = ModelShape("llama-3-8b", 32, 32, 8, 4096, 14336)
+    for tensor_parallel_size, stages in ((1, 1), (2, 2)):
+        roofline = Roofline(
+            model,
+            DEVICES["a100"],
+            NETWORKS["a100_dgx"],
+            tensor_parallel_size=tensor_parallel_size,
+            num_pipeline_stages=stages,
+        )
+        fitted = DelayModel.from_roofline(roofline, 512)
+        for num_requests, context_tokens in ((16, 500), (32, 2000), (48, 1000)):
+            stage_ms = roofline.stage_time_ms(
+                [1] * num_requests, [context_tokens] * num_requests, is_last_stage=True
+            )
+            iteration_s = (
+                fitted.iteration_s
+                + num_requests * fitted.iteration_s_per_request
+                + num_requests * context_tokens * fitted.iteration_s_per_context_token
+            )
+            assert iteration_s == pytest.approx(stage_ms * stages * 1e-3, rel=0.15)
+        assert fitted.prefill_s_per_token * 512 == pytest.approx(roofline.prefill_time_s(512, 512) / stages)
+
+
+@pytest.mark.parametrize(("prompt_tokens", "allowed"), [(4096, [0, 1]), (4097, [2])])
+def test_size_split_divides_by_prompt_length(prompt_tokens: int, allowed: list[int]) -> None:
+    seen = snapshot(3, prefill_tokens=[9e6, 9e6, 9e6])
+    cost = heuristics.size_split(seen, request(prompt_tokens), threshold_tokens=4096, num_long_replicas=1)
+    assert np.flatnonzero(np.isfinite(cost)).tolist() == allowed
+    assert seen.prefill_tokens.tolist() == [9e6, 9e6, 9e6]
+
+
+def test_power_of_two_takes_the_emptier_of_two() -> None:
+    rng = random.Random(0)
+    seen = snapshot(5, outstanding_requests=[4, 3, 2, 1, 0])
+    choices = [heuristics.choose(heuristics.power_of_two(seen, rng), rng) for _ in range(4000)]
+    # Replica i wins against every replica before it: i of the 10 pairs.
+    shares = [choices.count(index) / 4000 for index in range(5)]
+    assert shares == pytest.approx([0, 0.1, 0.2, 0.3, 0.4], abs=0.03)
+
+
+def test_power_of_two_with_two_replicas_or_one_looks_at_all() -> None:
+    rng = random.Random(0)
+    assert heuristics.power_of_two(snapshot(2, outstanding_requests=[2, 1]), rng).tolist() == [2, 1]
+    assert heuristics.power_of_two(snapshot(1, outstanding_requests=[7]), rng).tolist() == [7]
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=50), st.integers(0, 2**32))
+def test_choose_takes_one_of_the_lowest(costs: list[int], seed: int) -> None:
+    chosen = heuristics.choose(np.array(costs, dtype=float), random.Random(seed))
+    assert costs[chosen] == min(costs)
+    assert chosen == heuristics.choose(np.array(costs, dtype=float), random.Random(seed))
+
+
+def test_choose_is_fair_among_equals() -> None:
+    rng = random.Random(1)
+    cost = np.array([1.0, 0.0, 0.0, 2.0, 0.0])
+    choices = [heuristics.choose(cost, rng) for _ in range(3000)]
+    assert [choices.count(index) / 3000 for index in (1, 2, 4)] == pytest.approx([1 / 3] * 3, abs=0.04)
+    assert set(choices) == {1, 2, 4}
+
+
+COUNTS = st.lists(st.integers(0, 10**6), min_size=3, max_size=3)
+
+
+@given(COUNTS, COUNTS, COUNTS, st.permutations(range(3)))
+def test_permuting_replicas_permutes_costs(
+    outstanding: list[int], prefill: list[int], context: list[int], order: list[int]
+) -> None:
+    def costs(indices: list[int]) -> list[FloatArray]:
+        seen = snapshot(
+            3,
+            outstanding_requests=np.array(outstanding)[indices],
+            prefill_tokens=np.array(prefill)[indices],
+            context_tokens=np.array(context)[indices],
+        )
+        return [
+            heuristics.least_outstanding(seen),
+            heuristics.least_kv(seen),
+            heuristics.least_tokens(seen),
+            heuristics.shortest_delay(seen, request(), delay_model=DELAY_MODEL),
+        ]
+
+    for plain, permuted in zip(costs([0, 1, 2]), costs(order), strict=True):
+        assert plain[order].tolist() == permuted.tolist()
+
+
+@given(COUNTS, COUNTS, COUNTS, st.integers(0, 2))
+def test_more_work_never_looks_cheaper(
+    outstanding: list[int], prefill: list[int], context: list[int], index: int
+) -> None:
+    rows = {"outstanding_requests": outstanding, "prefill_tokens": prefill, "context_tokens": context}
+    before = snapshot(3, **rows)
+    for name in rows:
+        more = {key: list(values) for key, values in rows.items()}
+        more[name][index] += 500
+        after = snapshot(3, **more)
+        for cost in (
+            heuristics.least_tokens,
+            heuristics.least_kv,
+            lambda seen: heuristics.shortest_delay(seen, request(), delay_model=DELAY_MODEL),
+        ):
+            assert cost(after)[index] >= cost(before)[index]
