@@ -23,7 +23,8 @@ AUTOLOAD = runpy.run_path(str(ROOT / "vidur_ppo_plugin" / "_autoload.py"))  # st
 
 # One line, because `site` executes .pth files line by line. It must never disturb an unrelated process, so
 # every error is dropped there; but a `vidur.main` run that asks for one of our names must not go on without
-# them: Vidur would silently run round_robin. os._exit, since SystemExit inside `site` prints a fatal error.
+# them: Vidur would silently run round_robin. os._exit, since SystemExit inside `site` prints a fatal error. The
+# globals of its own, because `site` executes it inside a function, where a generator would not see `n`.
 START_UP_FILES = {
     "vidur_ppo_plugin.pth": (
         'import sys; exec("try:\\n'
@@ -33,7 +34,7 @@ START_UP_FILES = {
         f" n = {sorted(AUTOLOAD['OWN_TYPES'])!r}\\n"
         " if 'vidur.main' in v and any(x.split('=')[-1].lower() in n for x in v):\\n"
         "  import os; sys.stderr.write('error: vidur-ppo-plugin is installed but failed to load: %r\\\\n' % e)\\n"
-        '  sys.stderr.flush(); os._exit(2)")\n'
+        '  sys.stderr.flush(); os._exit(2)", {"sys": sys})\n'
     ),
     "vidur_ppo_plugin.start": "vidur_ppo_plugin._autoload:install\n",
 }

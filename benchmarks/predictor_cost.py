@@ -47,9 +47,7 @@ def build_batches() -> dict[str, Any]:
 
     def mnemosyne(q_tokens: list[int]) -> Any:
         groups = [1] * BATCH_SIZE
-        return KVParallelBatch(
-            replica, {0: Batch(replica, requests, q_tokens, kv_tokens, groups, [0] * BATCH_SIZE, 0)}
-        )
+        return KVParallelBatch(replica, {0: Batch(replica, requests, q_tokens, kv_tokens, groups, [0] * BATCH_SIZE, 0)})
 
     return {
         "64 decodes": Batch(replica, requests, decodes, kv_tokens),

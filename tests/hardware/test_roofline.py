@@ -25,9 +25,7 @@ def roofline(model: ModelShape = LLAMA_3_8B, tp: int = 1, stages: int = 1) -> Ro
 @pytest.mark.parametrize("device", sorted(DEVICES))
 def test_every_device_and_network_gives_positive_finite_times(device: str, network: str) -> None:
     for model in MODELS:
-        line = Roofline(
-            model, DEVICES[device], NETWORKS[network], tensor_parallel_size=4, num_pipeline_stages=2
-        )
+        line = Roofline(model, DEVICES[device], NETWORKS[network], tensor_parallel_size=4, num_pipeline_stages=2)
         time_ms = line.stage_time_ms(Q_TOKENS, CACHED_TOKENS, is_last_stage=False)
         assert 0.5 < time_ms < 1000.0
 
@@ -194,8 +192,7 @@ def test_an_uneven_split_of_the_mlp_takes_as_long_as_its_largest_share() -> None
 
 def test_the_overhead_of_an_all_reduce_counts_only_where_there_is_one() -> None:
     with_overhead = {
-        tp: Roofline(LLAMA_3_8B, A100, DGX, tensor_parallel_size=tp, all_reduce_overhead_ms=0.5)
-        for tp in (1, 2)
+        tp: Roofline(LLAMA_3_8B, A100, DGX, tensor_parallel_size=tp, all_reduce_overhead_ms=0.5) for tp in (1, 2)
     }
     assert with_overhead[1].all_reduce_ms(64) == 0.0
     assert with_overhead[2].all_reduce_ms(64) == roofline(tp=2).all_reduce_ms(64) + 0.5

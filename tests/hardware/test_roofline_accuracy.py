@@ -44,9 +44,7 @@ def line_of(model: ModelShape) -> Roofline:
 
 def write_linear(path: Path, model: ModelShape, factor: float, *, second_norm: str | None) -> None:
     """A profile that is the model's own prediction times factor; second_norm: cell text, None: no column."""
-    header = (
-        "extra,n_head,n_kv_head,n_embd,n_expanded_embd,use_gated_mlp,num_tensor_parallel_workers,num_tokens,"
-    )
+    header = "extra,n_head,n_kv_head,n_embd,n_expanded_embd,use_gated_mlp,num_tensor_parallel_workers,num_tokens,"
     header += "emb_ms,attn_pre_proj_ms,attn_post_proj_ms,mlp_up_proj_ms,mlp_down_proj_ms,input_layernorm_ms"
     lines = [header + (",post_attention_layernorm_ms" if second_norm is not None else "")]
     for tokens in (1, 100, 4096, 9999):
@@ -160,9 +158,7 @@ def test_missing_and_empty_directories_are_errors_that_name_the_flag(tmp_path: P
         ),
     ],
 )
-def test_unusable_files_are_errors_that_name_the_file(
-    tmp_path: Path, name: str, content: str, reason: str
-) -> None:
+def test_unusable_files_are_errors_that_name_the_file(tmp_path: Path, name: str, content: str, reason: str) -> None:
     (tmp_path / name).write_text(content)
     result = run("--profiles", str(tmp_path), "--json")
     assert result.returncode == 2

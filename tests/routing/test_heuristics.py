@@ -14,7 +14,6 @@ from vidur_ppo_plugin.routing.snapshot import ROW, ROWS, ClusterSnapshot, FloatA
 
 DELAY_MODEL = DelayModel(
     prefill_s_per_token=1e-4,
-    iteration_s=0.01,
     iteration_s_per_request=1e-4,
     iteration_s_per_context_token=1e-7,
 )
@@ -64,8 +63,8 @@ def test_shortest_delay_is_prefill_plus_output_over_speed() -> None:
         2, prefill_tokens=[0, 2000], context_tokens=[5000, 0], outstanding_requests=[3, 1], speed_factor=[0.5, 1]
     )
     delay = heuristics.shortest_delay(seen, request(1000), delay_model=DELAY_MODEL)
-    first = (1000 * 1e-4 + 100 * (0.01 + 4 * 1e-4 + 6000 * 1e-7)) / 0.5
-    second = 3000 * 1e-4 + 100 * (0.01 + 2 * 1e-4 + 3000 * 1e-7)
+    first = (1000 * 1e-4 + 100 * (4 * 1e-4 + 6000 * 1e-7)) / 0.5
+    second = 3000 * 1e-4 + 100 * (2 * 1e-4 + 3000 * 1e-7)
     assert delay.tolist() == pytest.approx([first, second])
 
 
@@ -88,15 +87,13 @@ def test_delay_model_follows_the_roofline() -> None:
         )
         fitted = DelayModel.from_roofline(roofline, 512)
         for num_requests, context_tokens in ((16, 500), (32, 2000), (48, 1000)):
-            stage_ms = roofline.stage_time_ms(
-                [1] * num_requests, [context_tokens] * num_requests, is_last_stage=True
-            )
-            iteration_s = (
-                fitted.iteration_s
-                + num_requests * fitted.iteration_s_per_request
+            stage_ms = roofline.stage_time_ms([1] * num_requests, [context_tokens] * num_requests, is_last_stage=True)
+            alone_ms = roofline.stage_time_ms([1], [0], is_last_stage=True)
+            added_s = (
+                num_requests * fitted.iteration_s_per_request
                 + num_requests * context_tokens * fitted.iteration_s_per_context_token
             )
-            assert iteration_s == pytest.approx(stage_ms * stages * 1e-3, rel=0.15)
+            assert alone_ms * stages * 1e-3 + added_s == pytest.approx(stage_ms * stages * 1e-3, rel=0.15)
         assert fitted.prefill_s_per_token * 512 == pytest.approx(roofline.prefill_time_s(512, 512) / stages)
 
 

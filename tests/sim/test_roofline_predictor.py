@@ -162,9 +162,7 @@ def test_vidurs_nccl_flags_count(build: Any) -> None:
         return float(predictor.get_execution_time(plain_batch([1], [10]), 0).total_time)
 
     predictor = build(tensor_parallel_size=2)
-    config = RooflineExecutionTimePredictorConfig(
-        nccl_cpu_launch_overhead_ms=1.02, cache_dir=predictor._cache_dir
-    )
+    config = RooflineExecutionTimePredictorConfig(nccl_cpu_launch_overhead_ms=1.02, cache_dir=predictor._cache_dir)
     slower = RooflineExecutionTimePredictor(config, predictor._replica_config, SimpleNamespace(block_size=16))
     # One millisecond more for each of two all-reduces of each of 32 layers.
     assert time_of(slower) - time_of(predictor) == pytest.approx(0.064)

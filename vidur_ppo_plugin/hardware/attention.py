@@ -46,9 +46,7 @@ class AttentionTimer:
         self._num_kv_heads = num_kv_heads
         self._queries_per_kv_head = num_q_heads // num_kv_heads
         self.decode_launch_ms = device.decode_launch_us * 1e-3
-        sm_bytes_per_ms = (
-            device.memory_bandwidth_gb_per_s * 1e6 * device.decode_memory_efficiency / device.num_sms
-        )
+        sm_bytes_per_ms = device.memory_bandwidth_gb_per_s * 1e6 * device.decode_memory_efficiency / device.num_sms
         # One SM reads the key and the value of one token and head.
         self._sm_ms_per_kv_token = 2 * BYTES_PER_VALUE * head_dim / sm_bytes_per_ms
         self._prefill_launch_ms = device.prefill_launch_us * 1e-3

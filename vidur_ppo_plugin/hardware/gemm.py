@@ -60,9 +60,7 @@ class GemmTimer:
         least_ms = float("inf")
         for tile_tokens, tile_outputs in _TILES:
             tiles = -(-tokens // tile_tokens) * -(-outputs // tile_outputs)
-            tile_ms = max(
-                tile_tokens * tile_outputs * self.flop_ms, (tile_tokens + tile_outputs) * self.l2_ms
-            )
+            tile_ms = max(tile_tokens * tile_outputs * self.flop_ms, (tile_tokens + tile_outputs) * self.l2_ms)
             for split in _SPLITS:
                 wave_ms = -(-tiles * split // self.num_sms) * tile_ms * inputs / split
                 if split > 1:

@@ -26,8 +26,7 @@ class ModelShape:
                 raise ValueError(f"ModelShape.{field} must be an integer >= 1, got {value!r}")
         if self.num_q_heads % self.num_kv_heads:
             raise ValueError(
-                f"ModelShape.num_kv_heads must divide num_q_heads ({self.num_q_heads}), "
-                f"got {self.num_kv_heads}"
+                f"ModelShape.num_kv_heads must divide num_q_heads ({self.num_q_heads}), got {self.num_kv_heads}"
             )
         if self.embedding_dim % self.num_q_heads:
             raise ValueError(

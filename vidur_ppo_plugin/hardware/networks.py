@@ -65,9 +65,7 @@ class NetworkSpec:
         """Time to move size_bytes from one device to another."""
         if same_node:
             return self.send_recv_latency_us * 1e-3 + size_bytes / (self.send_recv_gb_per_s * 1e6)
-        return self.inter_node_send_recv_latency_us * 1e-3 + size_bytes / (
-            self.inter_node_send_recv_gb_per_s * 1e6
-        )
+        return self.inter_node_send_recv_latency_us * 1e-3 + size_bytes / (self.inter_node_send_recv_gb_per_s * 1e6)
 
 
 # One direction of a link, from data sheets. NVLink bridges: A40 112.5 GB/s, A100 and H100 PCIe 600 GB/s, both
@@ -172,9 +170,7 @@ NETWORKS: dict[str, NetworkSpec] = {
         _A100_DGX,
         _H100_DGX,
         # No bridges at all: PCIe also within a pair.
-        _without_switch(
-            _A100_DGX, "l40_pcie", 8, bridge_gb_per_s=_PCIE4_GB_PER_S, pcie_gb_per_s=_PCIE4_GB_PER_S
-        ),
+        _without_switch(_A100_DGX, "l40_pcie", 8, bridge_gb_per_s=_PCIE4_GB_PER_S, pcie_gb_per_s=_PCIE4_GB_PER_S),
     )
 }
 """The node types Vidur knows, by its names."""

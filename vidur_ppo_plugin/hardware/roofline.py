@@ -214,9 +214,7 @@ class Roofline:
             self._send_recv_ms[num_tokens] = time_ms
         return time_ms
 
-    def stage_time_ms(
-        self, q_tokens: Sequence[int], cached_tokens: Sequence[int], *, is_last_stage: bool
-    ) -> float:
+    def stage_time_ms(self, q_tokens: Sequence[int], cached_tokens: Sequence[int], *, is_last_stage: bool) -> float:
         """Time of a batch on one pipeline stage, the sum that Vidur's `ExecutionTime.model_time` makes.
 
         `layers_per_stage * (block + prefill + decode + 2 * all_reduce)`, plus the transfer to the next stage

@@ -14,10 +14,14 @@ _REFERENCE_CONTEXT_TOKENS = 1024
 
 @dataclass(frozen=True)
 class DelayModel:
-    """Seconds on a replica of nominal speed."""
+    """What work costs in seconds on a replica of nominal speed.
+
+    The time that a decode iteration takes in any case (reading the weights) is left out: all requests of the batch
+    share it, so it says nothing about where the work should go. With it, a request would rather wait seconds for
+    a fast replica than decode on a slow one; that made mean TTFT three times as long where speeds differ.
+    """
 
     prefill_s_per_token: float
-    iteration_s: float
     iteration_s_per_request: float
     iteration_s_per_context_token: float
 
@@ -26,39 +30,31 @@ class DelayModel:
         """Linearise the roofline for replicas that prefill in chunks of `chunk_size` tokens."""
 
         def iteration_s(num_requests: int, context_tokens: int) -> float:
-            stage_ms = roofline.stage_time_ms(
-                [1] * num_requests, [context_tokens] * num_requests, is_last_stage=True
-            )
+            stage_ms = roofline.stage_time_ms([1] * num_requests, [context_tokens] * num_requests, is_last_stage=True)
             return stage_ms * roofline.num_pipeline_stages * 1e-3
 
         n, context = _REFERENCE_REQUESTS, _REFERENCE_CONTEXT_TOKENS
-        alone = iteration_s(1, 0)
-        per_request = (iteration_s(n, 0) - alone) / (n - 1)
+        per_request = (iteration_s(n, 0) - iteration_s(1, 0)) / (n - 1)
         per_token = (iteration_s(n, context) - iteration_s(n, 0)) / (n * context)
         # With several stages, chunks of different requests overlap: a stage's time is what a chunk costs others.
         prefill_s = roofline.prefill_time_s(chunk_size, chunk_size) / roofline.num_pipeline_stages
         return cls(
             prefill_s_per_token=prefill_s / chunk_size,
-            iteration_s=alone,
             iteration_s_per_request=max(0.0, per_request),
             iteration_s_per_context_token=per_token,
         )
 
     def expected_delay_s(self, snapshot: ClusterSnapshot, request: RequestInfo) -> FloatArray:
-        """Expected end-to-end latency of the request on each replica.
+        """Expected delay of the request on each replica: the time to work off what is ahead of it, and itself.
 
-        Prefill first: every prompt token ahead of it and its own. Then its own output, one iteration a token,
-        each as long as the number of requests and their context make it.
+        Prefill first: every prompt token ahead of it and its own. Then its output, one iteration a token, each longer
+        by what the requests there and their context add to an iteration.
         """
         prompt_tokens = request.prompt_tokens - snapshot.cached_prompt_tokens
         prefill_tokens = snapshot.prefill_tokens + prompt_tokens
         prefill_s = prefill_tokens * self.prefill_s_per_token
-        iteration_s = (
-            self.iteration_s
-            + (snapshot.outstanding_requests + 1.0) * self.iteration_s_per_request
-            + (snapshot.context_tokens + prefill_tokens) * self.iteration_s_per_context_token
-        )
-        delay_s: FloatArray = (
-            prefill_s + snapshot.expected_decode_tokens * iteration_s
-        ) / snapshot.speed_factor
+        iteration_s = (snapshot.outstanding_requests + 1.0) * self.iteration_s_per_request + (
+            snapshot.context_tokens + prefill_tokens
+        ) * self.iteration_s_per_context_token
+        delay_s: FloatArray = (prefill_s + snapshot.expected_decode_tokens * iteration_s) / snapshot.speed_factor
         return delay_s

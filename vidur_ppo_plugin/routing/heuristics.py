@@ -52,10 +52,8 @@ def least_tokens(
     return cost
 
 
-def shortest_delay(
-    snapshot: ClusterSnapshot, request: RequestInfo, *, delay_model: DelayModel
-) -> FloatArray:
-    """Expected latency of this request on each replica, by the roofline and the replicas' speeds."""
+def shortest_delay(snapshot: ClusterSnapshot, request: RequestInfo, *, delay_model: DelayModel) -> FloatArray:
+    """Expected delay of this request on each replica, by the roofline and the replicas' speeds."""
     return delay_model.expected_delay_s(snapshot, request)
 
 

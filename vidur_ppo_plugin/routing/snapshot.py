@@ -50,9 +50,7 @@ class ClusterSnapshot:
 
     __slots__ = (*ROWS, "expected_decode_tokens", "kv_block_size", "now_s", "values")
 
-    def __init__(
-        self, now_s: float, values: FloatArray, *, kv_block_size: int, expected_decode_tokens: float
-    ) -> None:
+    def __init__(self, now_s: float, values: FloatArray, *, kv_block_size: int, expected_decode_tokens: float) -> None:
         self.now_s = now_s
         self.values = values
         #: Tokens that fit into one KV-cache block.

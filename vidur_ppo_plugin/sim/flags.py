@@ -2,10 +2,16 @@
 
 import datetime
 import json
+import math
+import re
 from collections.abc import Mapping
+from decimal import Decimal
 from typing import Any
 
 from vidur_ppo_plugin._autoload import suggestion
+
+# YAML 1.1 reads 1e-4 as text: it wants 1.0e-4.
+_EXPONENT = re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+")
 
 
 class FlagError(ValueError):
@@ -36,6 +42,8 @@ def to_arguments(flags: Mapping[Any, Any], known: Mapping[str, Any]) -> list[str
 
 def check_names(arguments: list[str], known: Mapping[str, Any]) -> None:
     """FlagError for the first argument that looks like a flag and is none (argparse suggests nothing)."""
+    if arguments and not arguments[0].startswith("-"):
+        raise FlagError(f"unexpected argument {arguments[0]!r}: expected a flag")
     for argument in arguments:
         if not argument.startswith("--"):
             continue
@@ -60,21 +68,29 @@ def _one_flag(name: str, value: Any, flag_type: Any) -> list[str]:
             raise FlagError(f"flag {name!r} must be a mapping, got {value!r}")
         return [f"--{name}", json.dumps(value)]
     text = _text(name, value, flag_type)
-    # A value that starts with a dash would be taken for a flag, unless it is a number.
-    return [f"--{name}={text}"] if text.startswith("-") and flag_type is str else [f"--{name}", text]
+    # argparse takes a value that starts with a dash for a flag, also some numbers (-1e-05).
+    return [f"--{name}={text}"] if text.startswith("-") else [f"--{name}", text]
 
 
 def _text(name: str, value: Any, value_type: type) -> str:
     """The value as one argument, if it is of the flag's type."""
     if value_type is str and isinstance(value, datetime.date):
         return value.isoformat()  # YAML reads 2023-11-16 as a date
+    if value_type is float and isinstance(value, str) and _EXPONENT.fullmatch(value):
+        value = float(value)
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     fits = {
-        int: is_number and float(value).is_integer(),
+        int: is_number and (isinstance(value, int) or value.is_integer()),
         float: is_number,
         str: isinstance(value, str) or is_number,
         bool: isinstance(value, bool),
     }[value_type]
     if not fits:
         raise FlagError(f"flag {name!r} must be of type {value_type.__name__}, got {value!r}")
-    return str(int(value)) if value_type is int else str(value)
+    if value_type is int:
+        return str(int(value))
+    if value_type is bool:
+        return "True" if value else ""  # in lists: argparse calls bool(text), and bool("False") is True
+    if value_type is float and math.isfinite(value):
+        return format(Decimal(str(value)), "f")  # without an exponent: see _one_flag, lists have no `=`
+    return str(value)

@@ -130,9 +130,7 @@ class VidurReplicaSource:
             for request, _ in in_flight.values()
             if not request._is_prefill_complete
         )
-        self._counters[_CONTEXT, index] = sum(
-            request._num_processed_tokens for request, _ in in_flight.values()
-        )
+        self._counters[_CONTEXT, index] = sum(request._num_processed_tokens for request, _ in in_flight.values())
 
     def _on_progress(self, index: int, batch: Any) -> None:
         sub_batches = getattr(batch, "batch_mapping", None)
@@ -156,7 +154,8 @@ class VidurReplicaSource:
         """The same where a request's KV cache spans groups: it is in several sub-batches and counts once."""
         tokens = batch._req_num_q_token_map
         prefilled = sum(
-            tokens[request.id] for request in batch._requests
+            tokens[request.id]
+            for request in batch._requests
             if not request._is_prefill_complete or _is_first_token(request)
         )
         self._counters[_PREFILL, index] -= prefilled
@@ -168,9 +167,7 @@ def _is_first_token(request: Any) -> bool:
 
     Vidur then counts the first output token as processed; a decode in the same batch is at least one further.
     """
-    return bool(
-        request._is_prefill_complete and request._num_processed_tokens == request._num_prefill_tokens + 1
-    )
+    return bool(request._is_prefill_complete and request._num_processed_tokens == request._num_prefill_tokens + 1)
 
 
 def _first_tokens(requests: Sequence[Any]) -> int:
