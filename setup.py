@@ -25,9 +25,11 @@ AUTOLOAD = runpy.run_path(str(ROOT / "vidur_ppo_plugin" / "_autoload.py"))  # st
 # every error is dropped there; but a `vidur.main` run that asks for one of our names must not go on without
 # them: Vidur would silently run round_robin. os._exit, since SystemExit inside `site` prints a fatal error. The
 # globals of its own, because `site` executes it inside a function, where a generator would not see `n`.
+# In a virtual environment `site` reads the file twice (lib and lib64): the second time there is nothing to do.
 START_UP_FILES = {
     "vidur_ppo_plugin.pth": (
-        'import sys; exec("try:\\n'
+        "import sys; 'vidur_ppo_plugin._autoload' in sys.modules or "
+        'exec("try:\\n'
         " import vidur_ppo_plugin._autoload as a; a.install()\\n"
         "except Exception as e:\\n"
         " v = getattr(sys, 'orig_argv', [])\\n"

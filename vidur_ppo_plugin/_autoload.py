@@ -14,11 +14,10 @@ The environment variable VIDUR_PLUGINS restricts loading to a comma-separated li
 empty (or `none`) turns it off. A plugin that fails is reported and skipped; a run that needs it stops.
 """
 
-from __future__ import annotations
-
 import sys
 
-TYPE_CHECKING = False  # what `typing` says too, without importing it in every interpreter
+# What `typing` says too, without importing it (or `__future__`) in every interpreter; hence the quoted types.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Any
@@ -51,7 +50,7 @@ _WATCHED = frozenset(
 )
 
 # Functions that plugins add: a parsed command line in (Vidur's flat config), its problems out, a sentence each.
-command_line_checks: list[Callable[[Any], list[str]]] = []
+command_line_checks: "list[Callable[[Any], list[str]]]" = []
 
 # Plugins that failed to load: entry-point name -> the exception.
 failures: dict[str, Exception] = {}
@@ -60,7 +59,7 @@ failures: dict[str, Exception] = {}
 class _Finder:
     """A meta-path finder that lets Python find the watched modules as usual, and acts after they executed."""
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
         if name not in _WATCHED:
             return None
         for finder in sys.meta_path:
@@ -77,18 +76,18 @@ class _Finder:
 class _Loader:
     """Executes a module with its real loader, puts that loader back, and calls the plugins."""
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: "Any") -> None:
         self._loader = loader
 
-    def create_module(self, spec: Any) -> Any:
+    def create_module(self, spec: "Any") -> "Any":
         return self._loader.create_module(spec)
 
-    def exec_module(self, module: Any) -> None:
+    def exec_module(self, module: "Any") -> None:
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
         _after_import(module.__name__)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> "Any":
         return getattr(self._loader, name)
 
 
@@ -126,13 +125,13 @@ def _after_import(module_name: str) -> None:
         _check_command_lines(is_loaded=any(name == OWN_PLUGIN[0] for name, _ in plugins))
 
 
-def _selected_plugins() -> list[tuple[str, Callable[[], Callable[[], None]]]]:
+def _selected_plugins() -> "list[tuple[str, Callable[[], Callable[[], None]]]]":
     """(entry-point name, function that loads it) of every plugin that VIDUR_PLUGINS admits."""
     import importlib
     import os
     from importlib.metadata import entry_points
 
-    def load_own() -> Any:
+    def load_own() -> "Any":
         return getattr(importlib.import_module(OWN_PLUGIN[1]), OWN_PLUGIN[2])
 
     # Our own plugin needs no installed metadata: a checkout on PYTHONPATH has none.
@@ -162,7 +161,7 @@ def _check_command_lines(is_loaded: bool) -> None:
     if hasattr(stock.__func__, "checks_types"):
         return
 
-    def create_from_cli_args(cls: Any) -> Any:
+    def create_from_cli_args(cls: "Any") -> "Any":
         is_missing = not is_loaded or OWN_PLUGIN[0] in failures
         if is_missing:  # before parsing, which would complain of our other flags instead
             _refuse_own_types(_type_arguments(sys.argv[1:]))
@@ -205,7 +204,7 @@ def _type_arguments(arguments: list[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _refuse_problems(flat_config: Any) -> None:
+def _refuse_problems(flat_config: "Any") -> None:
     """Stop if a parsed command line names unknown types, or if a plugin objects to its values."""
     problems = unknown_types(flat_config)
     if not problems:
@@ -215,7 +214,7 @@ def _refuse_problems(flat_config: Any) -> None:
         stop("\n".join([*(f"error: {problem}" for problem in problems), *notes]))
 
 
-def unknown_types(flat_config: Any) -> list[str]:
+def unknown_types(flat_config: "Any") -> list[str]:
     """One sentence for each `…_type` flag of a parsed command line that names no known type."""
     from vidur.config.base_poly_config import BasePolyConfig
     from vidur.config.utils import get_all_subclasses, is_subclass
@@ -241,7 +240,7 @@ def stop(message: str) -> None:
     sys.exit(2)
 
 
-def suggestion(name: str, valid: Iterable[str]) -> str:
+def suggestion(name: str, valid: "Iterable[str]") -> str:
     """` (did you mean …?)` with the nearest valid name, or an empty string."""
     import difflib
 
