@@ -35,6 +35,9 @@ class RecountingSource(VidurReplicaSource):
     saw_waiting = False
     saw_context = False
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, num_waiting_slots=3, **kwargs)
+
     def snapshot(self, now_s: float) -> ClusterSnapshot:
         snapshot = super().snapshot(now_s)
         for index, scheduler in enumerate(self._schedulers):
@@ -49,10 +52,17 @@ class RecountingSource(VidurReplicaSource):
                 r.num_prefill_tokens - r.num_processed_tokens for r in requests if not r.is_prefill_complete
             )
             assert snapshot.kv_blocks_used[index] == sum(allocated.values())
-            head = queued(scheduler)[:1]
-            expected_wait = now_s - head[0].arrived_at if head else 0.0
+            assert snapshot.decoded_tokens[index] == sum(
+                r.num_prefill_tokens - prompt + r.num_processed_decode_tokens
+                for r, prompt in self._in_flight[index].values()
+            )
             # Requests of the same instant are dispatched but not queued yet; their wait is 0.
-            assert snapshot.oldest_wait_s[index] == pytest.approx(expected_wait)
+            heads = [*queued(scheduler), *(r for r in waiting if r not in queued(scheduler))][:3]
+            assert snapshot.oldest_wait_s[index] == pytest.approx(now_s - heads[0].arrived_at if heads else 0.0)
+            padding = [0] * (3 - len(heads))
+            assert snapshot.waiting[:3, index].tolist() == [r.num_prefill_tokens for r in heads] + padding
+            ages = [now_s - r.arrived_at for r in heads] + padding
+            assert snapshot.waiting[3:, index].tolist() == pytest.approx(ages)
             RecountingSource.comparisons += 1
             RecountingSource.saw_waiting |= len(waiting) > 0
             RecountingSource.saw_context |= bool(snapshot.context_tokens[index] > 0)

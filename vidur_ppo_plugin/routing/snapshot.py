@@ -21,6 +21,9 @@ ROWS = {
     "kv_blocks_used": "KV-cache blocks in use",
     "kv_blocks_total": "KV-cache blocks that the replica has",
     "oldest_wait_s": "seconds since the arrival of the request at the head of the waiting queue, 0 without one",
+    "decoded_tokens": "tokens generated so far by the requests in flight",
+    "recent_latency_s": "moving average of the latencies of requests completed there, 0 before the first",
+    "completion_rate_per_s": "requests completed there per second, averaged over the last ten seconds or so",
     "speed_factor": "speed relative to the device's nominal speed",
     "cached_prompt_tokens": "tokens of this request's prompt cached there (0 until a source knows sessions)",
 }
@@ -33,6 +36,9 @@ class RequestInfo:
 
     prompt_tokens: int
     arrived_at_s: float
+    #: Seconds since the arrival before, and arrivals per second, averaged over the last ten seconds or so.
+    since_last_arrival_s: float = 0.0
+    arrival_rate_per_s: float = 0.0
 
 
 class ClusterSnapshot:
@@ -45,14 +51,28 @@ class ClusterSnapshot:
     kv_blocks_used: FloatArray
     kv_blocks_total: FloatArray
     oldest_wait_s: FloatArray
+    decoded_tokens: FloatArray
+    recent_latency_s: FloatArray
+    completion_rate_per_s: FloatArray
     speed_factor: FloatArray
     cached_prompt_tokens: FloatArray
 
-    __slots__ = (*ROWS, "expected_decode_tokens", "kv_block_size", "now_s", "values")
+    __slots__ = (*ROWS, "expected_decode_tokens", "kv_block_size", "now_s", "values", "waiting")
 
-    def __init__(self, now_s: float, values: FloatArray, *, kv_block_size: int, expected_decode_tokens: float) -> None:
+    def __init__(
+        self,
+        now_s: float,
+        values: FloatArray,
+        *,
+        kv_block_size: int,
+        expected_decode_tokens: float,
+        waiting: FloatArray | None = None,
+    ) -> None:
         self.now_s = now_s
         self.values = values
+        #: The first k waiting requests of each replica: [2k, replicas], k rows of prompt tokens, then k rows of ages
+        #: in seconds; 0 where fewer are waiting.
+        self.waiting: FloatArray = np.zeros((0, values.shape[1])) if waiting is None else waiting
         #: Tokens that fit into one KV-cache block.
         self.kv_block_size = kv_block_size
         #: Mean output length of the requests that have finished, or the initial guess before any has.
@@ -65,6 +85,9 @@ class ClusterSnapshot:
             self.kv_blocks_used,
             self.kv_blocks_total,
             self.oldest_wait_s,
+            self.decoded_tokens,
+            self.recent_latency_s,
+            self.completion_rate_per_s,
             self.speed_factor,
             self.cached_prompt_tokens,
         ) = values

@@ -58,7 +58,7 @@ class HeuristicScheduler(BaseGlobalScheduler):
         placements = []
         now_s = self._request_queue[-1].arrived_at if self._request_queue else 0.0
         for request in self._request_queue:
-            info = RequestInfo(prompt_tokens=request.num_prefill_tokens, arrived_at_s=request.arrived_at)
+            info = self._source.request_info(request)
             index = heuristics.choose(self.cost(self._source.snapshot(now_s), info), self._rng)
             self._source.on_dispatch(index, request)
             placements.append((self._replica_ids[index], request))
