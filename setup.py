@@ -95,7 +95,14 @@ def read_version() -> str:
     raise RuntimeError("vidur_ppo_plugin/__init__.py has no __version__")
 
 
-TEST = ["pytest>=7.4", "hypothesis>=6.90", "setuptools>=64", "wheel>=0.40"]
+TEST = [
+    "pytest>=7.4",
+    "hypothesis>=6.90",
+    "setuptools>=64",
+    "wheel>=0.40",
+    "tensorboard>=2.15",
+    "wandb-workspaces>=0.4",
+]
 
 setup(
     name="vidur-ppo-plugin",
@@ -123,6 +130,7 @@ setup(
         "kaleido>=0.2.1,<1",
     ],
     extras_require={
+        "dashboard": ["wandb-workspaces>=0.4"],
         "test": TEST,
         "dev": [*TEST, "ruff>=0.6", "mypy>=1.8", "types-PyYAML", "build>=1.0"],
         "ray": ["ray[default,tune]>=2.9"],

@@ -81,7 +81,7 @@ SCENARIOS = {
     ),
     "documents": Scenario(
         document_lengths,
-        qps=36.0,
+        qps=28.0,
         max_tokens=32768,
         flags={"size_split_global_scheduler_config_threshold_tokens": 4096},
     ),

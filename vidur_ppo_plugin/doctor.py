@@ -16,7 +16,7 @@ from vidur_ppo_plugin import __version__, _autoload
 
 PACKAGE = "vidur-ppo-plugin"
 START_UP_FILE = "vidur_ppo_plugin.pth"
-EXTRAS = ("ray", "serve", "tensorboard", "test", "dev")
+EXTRAS = ("ray", "serve", "tensorboard", "dashboard", "test", "dev")
 
 
 def report() -> int:

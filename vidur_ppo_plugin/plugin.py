@@ -53,6 +53,10 @@ def _register_schedulers(registry: Any) -> None:
 
 def _scheduler_factory(name: str) -> Any:
     def build(config: Any, replicas: Any) -> Any:
+        if name == "ppo_modular":
+            from vidur_ppo_plugin.sim.ppo_scheduler import PPOModularScheduler  # imports torch
+
+            return PPOModularScheduler(config, replicas)
         from vidur_ppo_plugin.sim.schedulers import SCHEDULERS
 
         return SCHEDULERS[name](config, replicas)

@@ -111,16 +111,6 @@ def test_every_flag_of_least_tokens_matters(tmp_path: Path) -> None:
     assert placements(context_weight=0.05, request_weight=20.0) == default
 
 
-def test_ppo_modular_acts_as_its_prior_and_says_so(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for prior in ("least_tokens", "least_outstanding", "least_kv", "shortest_delay"):
-        untrained = simulate(
-            tmp_path,
-            global_scheduler_config_type="ppo_modular",
-            p_p_o_global_scheduler_modular_config_prior=prior,
-        )
-        assert untrained.requests == simulate(tmp_path, global_scheduler_config_type=prior).requests
-
-
 # --- how good they are -------------------------------------------------------------------------------------
 
 # Close to what four replicas can carry (about 15 requests/s of this mix by our roofline).

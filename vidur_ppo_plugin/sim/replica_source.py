@@ -61,6 +61,9 @@ class VidurReplicaSource:
         self._finished_requests = 0
         self._finished_decode_tokens = 0
         self._on_completion = on_completion
+        #: Batches that have ended, and the requests in them, on all replicas.
+        self.num_batches = 0
+        self.num_batched_requests = 0
         self._num_waiting_slots = num_waiting_slots
         self._num_heads = max(1, num_waiting_slots)
         # Rows as in ClusterSnapshot.waiting, but with arrival times for ages.
@@ -107,6 +110,10 @@ class VidurReplicaSource:
         self._arrival_rate_per_s += 1.0 / _RATE_WINDOW_S
         self._last_arrival_s = now_s
         return info
+
+    def requests_in_flight(self, index: int) -> list[Any]:
+        """Vidur's requests in flight on a replica, in order of dispatch; for training credit, never for decisions."""
+        return [request for request, _ in self._in_flight[index].values()]
 
     def on_dispatch(self, index: int, request: Any) -> None:
         """Count a request that was just sent to a replica (Vidur hands it over only after the last decision)."""
@@ -189,6 +196,8 @@ class VidurReplicaSource:
             self._on_completion(index, request)
 
     def _on_progress(self, index: int, batch: Any) -> None:
+        self.num_batches += 1
+        self.num_batched_requests += len(batch._requests)
         sub_batches = getattr(batch, "batch_mapping", None)
         if sub_batches is None:
             self._count_batch(index, batch)

@@ -123,29 +123,7 @@ class SizeSplitScheduler(HeuristicScheduler):
         )
 
 
-class PPOModularScheduler(HeuristicScheduler):
-    """`ppo_modular` before any training: a residual policy that starts as exactly its prior heuristic."""
-
-    def __init__(self, config: Any, replicas: Any) -> None:
-        super().__init__(config, replicas)
-        self._delay_model = build_delay_model(config)
-        logger.warning(
-            "ppo_modular: this version does not learn yet; the untrained policy acts as its prior, %s",
-            self._flags.prior,
-        )
-
-    def cost(self, snapshot: ClusterSnapshot, request: RequestInfo) -> FloatArray:
-        if self._flags.prior == "shortest_delay":
-            return heuristics.shortest_delay(snapshot, request, delay_model=self._delay_model)
-        if self._flags.prior == "least_outstanding":
-            return heuristics.least_outstanding(snapshot)
-        if self._flags.prior == "least_kv":
-            return heuristics.least_kv(snapshot)
-        return heuristics.least_tokens(snapshot)
-
-
 SCHEDULERS: dict[str, type[HeuristicScheduler]] = {
-    "ppo_modular": PPOModularScheduler,
     "least_outstanding": LeastOutstandingScheduler,
     "power_of_two": PowerOfTwoScheduler,
     "least_kv": LeastKvScheduler,
@@ -155,9 +133,13 @@ SCHEDULERS: dict[str, type[HeuristicScheduler]] = {
 }
 
 
+def prefill_chunk_size(config: Any) -> int:
+    """Prompt tokens that the replica scheduler puts into one batch."""
+    flags = config.cluster_config.replica_scheduler_config
+    return int(getattr(flags, "chunk_size", None) or getattr(flags, "max_tokens_in_batch", None) or _DEFAULT_CHUNK_SIZE)
+
+
 def build_delay_model(config: Any) -> DelayModel:
     """The delay model of a cluster's replicas, for the chunk size of its replica scheduler."""
-    flags = config.cluster_config.replica_scheduler_config
-    chunk_size = getattr(flags, "chunk_size", None) or getattr(flags, "max_tokens_in_batch", None)
     roofline = build_roofline(config.cluster_config.replica_config, config.execution_time_predictor_config)
-    return DelayModel.from_roofline(roofline, chunk_size or _DEFAULT_CHUNK_SIZE)
+    return DelayModel.from_roofline(roofline, prefill_chunk_size(config))

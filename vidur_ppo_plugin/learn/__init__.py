@@ -1,0 +1,1 @@
+"""Learns: rollouts, advantages, PPO, guards, schedules, warm start and curriculum."""

@@ -1,0 +1,45 @@
+"""How much better than expected an action was: generalised advantage estimation, or all actions compared."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+
+
+def generalised_advantages(
+    rewards: FloatArray, values: FloatArray, next_value: float, *, gamma: float, gae_lambda: float
+) -> FloatArray:
+    """GAE (Schulman et al. 2016): sum of (gamma * lambda)^k of the temporal differences.
+
+    `next_value` is the value after the last reward: the bootstrap of a rollout that ends in the middle of a run, or 0.
+    """
+    if rewards.shape != values.shape or rewards.ndim != 1:
+        raise ValueError(f"rewards and values must be vectors of one length, got {rewards.shape} and {values.shape}")
+    advantages = np.empty_like(rewards)
+    following_value, following_advantage = next_value, 0.0
+    for index in range(len(rewards) - 1, -1, -1):
+        difference = rewards[index] + gamma * following_value - values[index]
+        following_advantage = difference + gamma * gae_lambda * following_advantage
+        advantages[index] = following_advantage
+        following_value = values[index]
+    return advantages
+
+
+def all_action_advantages(
+    action_rewards: FloatArray, probabilities: FloatArray, actions: NDArray[np.int64]
+) -> FloatArray:
+    """The reward of the action taken minus the policy's mean over all actions: no critic, no noise from sampling it.
+
+    Exact only if the future does not count (gamma = 0).
+    """
+    if action_rewards.shape != probabilities.shape:
+        raise ValueError(f"action_rewards {action_rewards.shape} and probabilities {probabilities.shape} must agree")
+    expected = (action_rewards * probabilities).sum(axis=1)
+    advantages: FloatArray = action_rewards[np.arange(len(actions)), actions] - expected
+    return advantages
+
+
+def explained_variance(predictions: FloatArray, targets: FloatArray) -> float:
+    """1 - Var(target - prediction) / Var(target): 1 is perfect, 0 a constant's; NaN if targets are constant."""
+    variance = float(np.var(targets))
+    return float("nan") if variance == 0 else 1.0 - float(np.var(targets - predictions)) / variance

@@ -1,0 +1,281 @@
+"""The agent: observe, decide, learn. Knows neither Vidur nor vLLM; whoever runs it brings snapshots and rewards."""
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vidur_ppo_plugin.policy.network import ActorCritic
+from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
+from vidur_ppo_plugin.policy.temperature import TemperatureController
+from vidur_ppo_plugin.routing.features import FeatureTable, Float32Array, Observation
+from vidur_ppo_plugin.routing.heuristics import choose
+from vidur_ppo_plugin.routing.prior import Prior
+from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
+
+from .ppo import PPO, Coefficients
+from .rollout import Decision, RolloutBuffer
+from .schedules import KlAdaptiveLearningRate, KlController, Schedule
+
+# Logit of a replica that must not be chosen: finite, so that arithmetic stays finite; nothing comes near it.
+_MASKED = np.float32(-1e9)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentParameters:
+    """How the agent acts and when it learns; what an update does is PPOParameters."""
+
+    rollout_len: int
+    max_candidates: int = 0
+    inference_only: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Controllers:
+    """What changes from update to update."""
+
+    temperature: TemperatureController
+    entropy_coef: Schedule
+    learning_rate: Schedule
+    epsilon: Schedule
+    kl: KlController | None = None
+    adaptive_lr: KlAdaptiveLearningRate | None = None
+    kl_ref_coef: Schedule | None = None
+
+
+class Agent:
+    """A policy that decides placements one by one and learns from their rewards."""
+
+    def __init__(
+        self,
+        *,
+        features: FeatureTable,
+        prior: Prior,
+        ppo: PPO,
+        controllers: Controllers,
+        parameters: AgentParameters,
+        fixed_kl_coef: float,
+        seed: int,
+    ) -> None:
+        self.features = features
+        self.ppo = ppo
+        self.controllers = controllers
+        self.parameters = parameters
+        self._prior = prior
+        self._fixed_kl_coef = fixed_kl_coef
+        self._rng = random.Random(seed)
+        self._buffer = RolloutBuffer(parameters.rollout_len)
+        self._actor = self._make_actor()
+        self.num_decisions = 0
+        self._actions: Counter[int] = Counter()
+        self._epsilon = 0.0
+        self.update_schedules()
+
+    def _make_actor(self) -> NumpyActor | None:
+        """The fast twin; None where the network has attention, which acts in torch."""
+        return None if self.ppo.network.shape.attention_heads else NumpyActor.from_network(self.ppo.network)
+
+    @property
+    def awaits_reward(self) -> bool:
+        """Whether the newest decision has no reward yet."""
+        return self._buffer.awaits_reward
+
+    @property
+    def temperature(self) -> float:
+        """Temperature of the sampled policy."""
+        return self.controllers.temperature.temperature
+
+    def observe(
+        self, snapshot: ClusterSnapshot, request: RequestInfo, allowed: NDArray[np.bool_] | None = None
+    ) -> tuple[Observation, Float32Array, NDArray[np.intp] | None]:
+        """What the policy sees: features, prior logits, and which replicas they are of (None: all of them)."""
+        cost = self._prior.cost(snapshot, request)
+        logits = self._prior.logits(cost)
+        if allowed is not None:
+            logits = np.where(allowed, logits, _MASKED)
+        chosen = self._candidates(cost, snapshot.num_replicas)
+        observation = self.features.observe(snapshot, request, chosen)
+        return observation, logits if chosen is None else logits[chosen], chosen
+
+    def _candidates(self, cost: NDArray[np.float64], num_replicas: int) -> NDArray[np.intp] | None:
+        """A seeded sample of replicas, the heuristic's choice always among them; None for all."""
+        size = self.parameters.max_candidates
+        if size == 0 or num_replicas <= size:
+            return None
+        best = choose(cost, self._rng)
+        sample = self._rng.sample(range(num_replicas), size)
+        if best not in sample:
+            sample[0] = best
+        return np.array(sample, dtype=np.intp)
+
+    def decide(
+        self, observation: Observation, prior_logits: Float32Array, chosen: NDArray[np.intp] | None = None
+    ) -> int:
+        """The replica for the observed request: sampled while learning, greedy in inference."""
+        logits = self._logits(observation, prior_logits)
+        if self.parameters.inference_only:
+            action = choose(-logits.astype(np.float64), self._rng)
+        else:
+            action = self._sample(logits)
+            self._buffer.add(
+                Decision(
+                    observation=observation,
+                    prior_logits=prior_logits,
+                    action=action,
+                    temperature=self.temperature,
+                    epsilon=self._epsilon,
+                )
+            )
+        self.num_decisions += 1
+        replica = action if chosen is None else int(chosen[action])
+        self._actions[replica] += 1
+        return replica
+
+    def _logits(self, observation: Observation, prior_logits: Float32Array) -> Float32Array:
+        if self._actor is not None:
+            logits = self._actor.logits(observation.replicas, observation.request, prior_logits)
+        else:
+            logits = _torch_logits(self.ppo.network, observation, prior_logits)
+        if not np.isfinite(logits.sum()):
+            names = _non_finite_features(self.features, observation)
+            raise FloatingPointError(
+                f"the policy's logits are not finite: {logits.tolist()}; features: {names or 'finite'}"
+            )
+        return logits
+
+    def _sample(self, logits: Float32Array) -> int:
+        """Draw from softmax(logits / temperature), or uniformly with probability epsilon."""
+        if self._epsilon and self._rng.random() < self._epsilon:
+            return self._rng.randrange(len(logits))
+        scaled = logits.astype(np.float64) / self.temperature
+        weights = np.exp(scaled - scaled.max())
+        cumulative = weights.cumsum()
+        return min(int(cumulative.searchsorted(self._rng.random() * cumulative[-1], side="right")), len(logits) - 1)
+
+    def settle(self, reward: float, action_rewards: NDArray[np.float64] | None = None) -> None:
+        """The reward of the newest decision (and of what it could have been)."""
+        self._buffer.settle(reward, action_rewards)
+
+    @property
+    def is_ready_to_learn(self) -> bool:
+        """Whether a whole rollout has been made and settled."""
+        return self._buffer.is_full
+
+    def learn(
+        self, next_observation: Observation | None, *, metric: float | None, pressure: tuple[float, float]
+    ) -> dict[str, float]:
+        """Update on the rollout; `metric` (latency) and `pressure` (load, latency) steer the temperature."""
+        coefficients = self._coefficients()
+        rollout = self._buffer.take(next_observation)
+        rewards = rollout.rewards
+        metrics = self.ppo.update(rollout, coefficients)
+        self._actor = self._make_actor()
+        metrics |= {
+            "reward_mean": float(rewards.mean()),
+            "reward_std": float(rewards.std()),
+            "reward_min": float(rewards.min()),
+            "reward_max": float(rewards.max()),
+            "total_reward": float(rewards.sum()),
+            "learning_rate": coefficients.learning_rate,
+            "entropy_coef": coefficients.entropy_coef,
+            "kl_coef": coefficients.kl_coef,
+            "epsilon": self._epsilon,
+            "temperature": self.temperature,
+            "temp_is_pulsing": float(self.controllers.temperature.is_pulsing),
+        }
+        self._adapt(metrics, metric, pressure)
+        return metrics
+
+    def _coefficients(self) -> Coefficients:
+        controllers, step = self.controllers, self.num_decisions
+        rate = controllers.learning_rate.value(step)
+        if controllers.adaptive_lr is not None:
+            rate = controllers.adaptive_lr.lr
+        return Coefficients(
+            learning_rate=rate,
+            entropy_coef=controllers.entropy_coef.value(step),
+            kl_coef=self._fixed_kl_coef if controllers.kl is None else controllers.kl.kl_coef,
+            kl_ref_coef=0.0 if controllers.kl_ref_coef is None else controllers.kl_ref_coef.value(step),
+        )
+
+    def _adapt(self, metrics: dict[str, float], metric: float | None, pressure: tuple[float, float]) -> None:
+        controllers = self.controllers
+        if controllers.kl is not None:
+            controllers.kl.update(metrics["approx_kl"])
+        if controllers.adaptive_lr is not None:
+            controllers.adaptive_lr.update(metrics["approx_kl"])
+        controllers.temperature.update(
+            metric=metric, entropy=metrics["entropy"], load_pressure=pressure[0], latency_pressure=pressure[1]
+        )
+        self.update_schedules()
+
+    def update_schedules(self) -> None:
+        """Take over what depends on the number of decisions."""
+        self._epsilon = 0.0 if self.parameters.inference_only else self.controllers.epsilon.value(self.num_decisions)
+
+    def take_action_counts(self) -> Counter[int]:
+        """How often each replica was chosen since the last call."""
+        counts, self._actions = self._actions, Counter()
+        return counts
+
+    @property
+    def num_settled(self) -> int:
+        """Decisions of the present rollout that have their reward."""
+        return len(self._buffer) - int(self._buffer.awaits_reward)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next run depends on; an open rollout is not part of it."""
+        controllers = self.controllers
+        return {
+            "ppo": self.ppo.state_dict(),
+            "rng": list(self._rng.getstate()),
+            "num_decisions": self.num_decisions,
+            "temperature": controllers.temperature.state_dict(),
+            "kl": None if controllers.kl is None else controllers.kl.state_dict(),
+            "adaptive_lr": None if controllers.adaptive_lr is None else controllers.adaptive_lr.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state_dict` was taken, at the start of a run."""
+        controllers = self.controllers
+        self.ppo.load_state_dict(state["ppo"])
+        version, internal, gauss = state["rng"]
+        self._rng.setstate((version, tuple(internal), gauss))
+        self.num_decisions = state["num_decisions"]
+        controllers.temperature.load_state_dict(state["temperature"])
+        for name in ("kl", "adaptive_lr"):
+            controller = getattr(controllers, name)
+            if controller is not None and state[name] is not None:
+                controller.load_state_dict(state[name])
+        self._actor = self._make_actor()
+        self.start_run()
+
+    def start_run(self) -> None:
+        """A new simulation begins: trends start anew, decisions without a reward are dropped."""
+        self.features.reset()
+        self._buffer = RolloutBuffer(self.parameters.rollout_len)
+        self._actions = Counter()
+        self.update_schedules()
+
+
+def _torch_logits(network: ActorCritic, observation: Observation, prior_logits: Float32Array) -> Float32Array:
+    import torch
+
+    with torch.no_grad():
+        encoded = network.encode(
+            torch.from_numpy(observation.replicas)[None], torch.from_numpy(observation.request)[None]
+        )
+        logits: Float32Array = network.logits(encoded, torch.from_numpy(prior_logits)[None])[0].numpy()
+    return logits
+
+
+def _non_finite_features(features: FeatureTable, observation: Observation) -> list[str]:
+    replica = [
+        f"{features.replica_features[column].name} of replica {row}"
+        for row, column in np.argwhere(~np.isfinite(observation.replicas))
+    ]
+    request = [features.request_features[index].name for (index,) in np.argwhere(~np.isfinite(observation.request))]
+    return replica + request

@@ -1,0 +1,117 @@
+"""Builds an agent from the flags of `ppo_modular`: the one place where flags become objects."""
+
+import torch
+
+from vidur_ppo_plugin.config import PPOModularFlags
+from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
+from vidur_ppo_plugin.policy.temperature import TemperatureController, TemperatureParams
+from vidur_ppo_plugin.routing.delay_model import DelayModel
+from vidur_ppo_plugin.routing.features import FeatureScales, FeatureTable
+from vidur_ppo_plugin.routing.prior import Prior
+
+from .agent import Agent, AgentParameters, Controllers
+from .ppo import PPO, PPOParameters
+from .schedules import KlAdaptiveLearningRate, KlController, Schedule
+
+
+def build_agent(flags: PPOModularFlags, *, num_replicas: int, delay_model: DelayModel) -> Agent:
+    """An untrained agent; every random choice follows from `flags.seed`."""
+    # The networks are tiny: a second thread costs more than it brings, and adds up in another order.
+    torch.set_num_threads(1)
+    features = FeatureTable(
+        num_waiting_slots=flags.max_queue_requests_per_replica,
+        trend_window=flags.trend_window,
+        scales=FeatureScales(requests=flags.request_scale, tokens=flags.token_scale, seconds=flags.time_scale_s),
+    )
+    shape = NetworkShape(
+        num_replica_features=features.num_replica_features,
+        num_request_features=features.num_request_features,
+        feature_projection_dim=flags.feature_projection_dim,
+        hidden_size=flags.hidden_size,
+        critic_gru_layers=flags.critic_gru_layers,
+        attention_heads=flags.attention_heads,
+        decoupled=flags.enable_decoupled_ac,
+        flat_replicas=num_replicas if flags.enable_flat_network else 0,
+    )
+    ppo = PPO(ActorCritic(shape, flags.seed), ppo_parameters(flags), seed=flags.seed)
+    return Agent(
+        features=features,
+        prior=Prior(flags.prior, weight=flags.prior_weight, delay_model=delay_model),
+        ppo=ppo,
+        controllers=_controllers(flags),
+        parameters=AgentParameters(
+            rollout_len=flags.rollout_len, max_candidates=flags.max_candidates, inference_only=flags.inference_only
+        ),
+        fixed_kl_coef=flags.kl_coef,
+        seed=flags.seed,
+    )
+
+
+def ppo_parameters(flags: PPOModularFlags) -> PPOParameters:
+    """The parameters of an update."""
+    return PPOParameters(
+        lr=flags.lr,
+        gamma=flags.gamma,
+        gae_lambda=flags.gae_lambda,
+        clip_ratio=flags.clip_ratio,
+        value_clip=flags.value_clip,
+        value_coef=flags.value_coef,
+        entropy_min=flags.entropy_min,
+        entropy_floor_coef=flags.entropy_floor_coef,
+        epochs=flags.epochs,
+        minibatch_size=flags.minibatch_size,
+        max_grad_norm=flags.max_grad_norm,
+        normalize_advantages=flags.normalize_advantages,
+        normalize_rewards=flags.normalize_rewards,
+        # Comparing all actions is exact only where the future does not count and the reward gives every action's.
+        all_action_baseline=flags.all_action_baseline and flags.gamma == 0.0,
+        early_stop_kl_factor=flags.early_stop_kl_factor,
+        target_kl=flags.target_kl,
+    )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
+
+
+def _controllers(flags: PPOModularFlags) -> Controllers:
+    steps = flags.schedule_steps
+    return Controllers(
+        temperature=TemperatureController(
+            TemperatureParams(
+                enable_dynamic_temperature=flags.enable_dynamic_temperature,
+                base_temperature=flags.base_temperature,
+                min_temperature=flags.min_temperature,
+                max_temperature=flags.max_temperature,
+                pulse_interval=flags.pulse_interval,
+                pulse_magnitude=flags.pulse_magnitude,
+                pulse_length=flags.pulse_length,
+                stagnation_threshold=flags.stagnation_threshold,
+                stagnation_memory=flags.stagnation_memory,
+                target_entropy=flags.target_entropy,
+                schedule_updates=max(1, flags.schedule_steps // flags.rollout_len),
+                lower_is_better=True,
+            )
+        ),
+        entropy_coef=Schedule(
+            start=flags.entropy_coef, end=_or(flags.entropy_coef_end, flags.entropy_coef), steps=steps
+        ),
+        learning_rate=Schedule(start=flags.lr, end=_or(flags.lr_end, flags.lr), steps=steps),
+        epsilon=Schedule(start=flags.epsilon, end=0.0, steps=flags.epsilon_steps),
+        kl=KlController(
+            kl_coef=flags.kl_coef,
+            target_kl=flags.target_kl,
+            min_kl_coef=min(1e-3, flags.kl_coef or 1e-3),
+            max_kl_coef=max(10.0, flags.kl_coef),
+        )
+        if flags.enable_adaptive_kl
+        else None,
+        adaptive_lr=(
+            KlAdaptiveLearningRate(
+                lr=flags.lr, target_kl=flags.target_kl, min_lr=min(1e-5, flags.lr), max_lr=max(1e-2, flags.lr)
+            )
+            if flags.enable_adaptive_lr
+            else None
+        ),
+        kl_ref_coef=Schedule(start=flags.kl_ref_coef, end=0.0, steps=flags.kl_ref_steps) if flags.kl_ref_coef else None,
+    )

@@ -1,0 +1,197 @@
+"""Values that change while learning: by a schedule, by a decay to nothing, or by the KL divergence of an update."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+KINDS = ("constant", "linear", "cosine", "exponential")
+
+
+def _require(is_right: bool, name: str, value: object, right: str) -> None:
+    if not is_right:
+        raise ValueError(f"{name} must be {right}, got {value!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """A value that goes from `start` to `end` over `steps` and stays there.
+
+    linear: at an even pace; cosine: slowly at both ends; exponential: by an even factor (both ends above 0);
+    constant: `start`, whatever `end` is.
+    """
+
+    start: float
+    end: float
+    steps: int
+    kind: str = "linear"
+
+    def __post_init__(self) -> None:
+        """Refuse what has no value at some step."""
+        _require(self.kind in KINDS, "kind", self.kind, f"one of {', '.join(KINDS)}")
+        _require(math.isfinite(self.start), "start", self.start, "finite")
+        _require(math.isfinite(self.end), "end", self.end, "finite")
+        _require(self.steps >= 1, "steps", self.steps, ">= 1")
+        if self.kind == "exponential":
+            _require(self.start > 0.0, "start", self.start, "> 0 for an exponential schedule")
+            _require(self.end > 0.0, "end", self.end, "> 0 for an exponential schedule (a linear one may end at 0)")
+
+    def value(self, step: int) -> float:
+        """The value at a step; before 0 it is `start`, from `steps` on exactly `end`."""
+        if self.kind == "constant" or step <= 0:
+            return self.start
+        if step >= self.steps:
+            return self.end
+        done = step / self.steps
+        if self.kind == "exponential":
+            return self.start * math.pow(self.end / self.start, done)
+        if self.kind == "cosine":
+            done = 0.5 * (1.0 - math.cos(math.pi * done))
+        return self.start + (self.end - self.start) * done
+
+
+class Decay:
+    """A weight that fades from `start` to exactly 0: of the KL to a reference policy, of a behaviour-cloning loss."""
+
+    def __init__(self, *, start: float, steps: int, kind: str = "linear") -> None:
+        _require(0.0 <= start < math.inf, "start", start, "finite and >= 0")
+        _require(kind in ("linear", "cosine"), "kind", kind, "linear or cosine (the others never reach 0)")
+        self._schedule = Schedule(start=start, end=0.0, steps=steps, kind=kind)
+        self._step = 0
+
+    @property
+    def value(self) -> float:
+        """The weight now."""
+        return self._schedule.value(self._step)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the weight is 0 for good, so that what it weighs need not be computed."""
+        return self.value == 0.0
+
+    def advance(self, steps: int = 1) -> None:
+        """So many steps have passed."""
+        _require(steps >= 0, "steps", steps, ">= 0")
+        self._step += steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """The steps passed."""
+        return {"step": self._step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state_dict` was taken."""
+        self._step = state["step"]
+
+
+class EpsilonGreedy:
+    """With probability epsilon any replica, else the policy's: as a mixture, so that log-probabilities stay true."""
+
+    def __init__(self, *, start: float, end: float, steps: int) -> None:
+        for name, value in (("start", start), ("end", end)):
+            _require(0.0 <= value <= 1.0, name, value, "a probability in [0, 1]")
+        self._schedule = Schedule(start=start, end=end, steps=steps)
+        self._step = 0
+
+    @property
+    def epsilon(self) -> float:
+        """The share of decisions made at random now."""
+        return self._schedule.value(self._step)
+
+    def advance(self, decisions: int = 1) -> None:
+        """So many decisions have been made."""
+        _require(decisions >= 0, "decisions", decisions, ">= 0")
+        self._step += decisions
+
+    def mix(self, probabilities: NDArray[Any], allowed: NDArray[np.bool_] | None = None) -> NDArray[Any]:
+        """(1 - epsilon) * probabilities + epsilon * uniform over the allowed replicas (all, if not given)."""
+        if allowed is None:
+            uniform: NDArray[Any] = np.full_like(probabilities, 1.0 / len(probabilities))
+        else:
+            _require(bool(allowed.any()), "allowed", allowed, "true for at least one replica")
+            uniform = allowed.astype(probabilities.dtype) / allowed.sum(dtype=probabilities.dtype)
+        mixed: NDArray[Any] = (1.0 - self.epsilon) * probabilities + self.epsilon * uniform
+        return mixed
+
+    def state_dict(self) -> dict[str, Any]:
+        """The decisions made."""
+        return {"step": self._step}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state_dict` was taken."""
+        self._step = state["step"]
+
+
+class KlController:
+    """The coefficient of the KL penalty, adapted so that an update moves the policy by about `target_kl`.
+
+    Schulman et al. 2017 (PPO), section 4: doubled above 1.5 x the target, halved below the target / 1.5. Bounded,
+    because after many small updates an unbounded one takes as many to come back. A coefficient of 0 stays 0.
+    """
+
+    def __init__(
+        self, *, kl_coef: float, target_kl: float, min_kl_coef: float = 1e-3, max_kl_coef: float = 10.0
+    ) -> None:
+        _require(0.0 < target_kl < math.inf, "target_kl", target_kl, "finite and > 0 nats")
+        _require(0.0 < min_kl_coef < math.inf, "min_kl_coef", min_kl_coef, "finite and > 0")
+        _require(min_kl_coef <= max_kl_coef < math.inf, "max_kl_coef", max_kl_coef, f"finite and >= {min_kl_coef}")
+        is_right = kl_coef == 0.0 or min_kl_coef <= kl_coef <= max_kl_coef
+        _require(is_right, "kl_coef", kl_coef, f"0 (off) or in [{min_kl_coef}, {max_kl_coef}]")
+        self._target_kl = target_kl
+        self._bounds = min_kl_coef, max_kl_coef
+        self.kl_coef = kl_coef
+
+    def update(self, approx_kl: float) -> float:
+        """The coefficient for the next update, after one that moved the policy by `approx_kl`."""
+        _require(math.isfinite(approx_kl), "approx_kl", approx_kl, "finite")
+        if self.kl_coef > 0.0:
+            if approx_kl > 1.5 * self._target_kl:
+                self.kl_coef = min(2.0 * self.kl_coef, self._bounds[1])
+            elif approx_kl < self._target_kl / 1.5:
+                self.kl_coef = max(0.5 * self.kl_coef, self._bounds[0])
+        return self.kl_coef
+
+    def state_dict(self) -> dict[str, Any]:
+        """The coefficient."""
+        return {"kl_coef": self.kl_coef}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state_dict` was taken."""
+        self.kl_coef = state["kl_coef"]
+
+
+class KlAdaptiveLearningRate:
+    """The learning rate, lowered when an update moved the policy too far and raised when it hardly moved it.
+
+    As in RSL-RL and Isaac (rsl_rl `algorithms/ppo.py`, schedule "adaptive"): divided by 1.5 above twice the target,
+    times 1.5 below half of it. A KL of 0 or less is no update, or noise, and changes nothing.
+    """
+
+    FACTOR = 1.5
+
+    def __init__(self, *, lr: float, target_kl: float, min_lr: float = 1e-5, max_lr: float = 1e-2) -> None:
+        _require(0.0 < target_kl < math.inf, "target_kl", target_kl, "finite and > 0 nats")
+        _require(0.0 < min_lr < math.inf, "min_lr", min_lr, "finite and > 0")
+        _require(min_lr <= max_lr < math.inf, "max_lr", max_lr, f"finite and >= min_lr ({min_lr})")
+        _require(min_lr <= lr <= max_lr, "lr", lr, f"in [{min_lr}, {max_lr}]")
+        self._target_kl = target_kl
+        self._bounds = min_lr, max_lr
+        self.lr = lr
+
+    def update(self, approx_kl: float) -> float:
+        """The learning rate for what follows, after a step that moved the policy by `approx_kl`."""
+        _require(math.isfinite(approx_kl), "approx_kl", approx_kl, "finite")
+        if approx_kl > 2.0 * self._target_kl:
+            self.lr = max(self.lr / self.FACTOR, self._bounds[0])
+        elif 0.0 < approx_kl < 0.5 * self._target_kl:
+            self.lr = min(self.lr * self.FACTOR, self._bounds[1])
+        return self.lr
+
+    def state_dict(self) -> dict[str, Any]:
+        """The learning rate."""
+        return {"lr": self.lr}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue where `state_dict` was taken."""
+        self.lr = state["lr"]

@@ -1,0 +1,165 @@
+"""The actor-critic in torch: for learning. The hot path acts with its twin, `numpy_actor.NumpyActor`.
+
+    replica and request features ── projection ── pooling across replicas ─┬─ actor branch ── one logit a replica
+                                    (shared by all replicas)               └─ critic branch ── pooling ── GRU ── value
+
+The encoder is shared across replicas, and replicas meet only in symmetric pooling (or attention): permuting them
+permutes the logits, and one set of weights serves any number of them. The logits are a residual over a heuristic prior
+whose last layer starts at zero, so the untrained policy is exactly that heuristic. Nothing caps a logit.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# Gains of orthogonal initialisation (Andrychowicz et al. 2021, "What Matters in On-Policy RL", and CleanRL).
+_HIDDEN_GAIN = 2.0**0.5
+_VALUE_GAIN = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkShape:
+    """What defines the network's parameters; two networks of equal shape can exchange weights."""
+
+    num_replica_features: int
+    num_request_features: int
+    feature_projection_dim: int = 64
+    hidden_size: int = 64
+    critic_gru_layers: int = 1
+    attention_heads: int = 0
+    decoupled: bool = True
+    # The plan's flat variant: replicas concatenated in order, for exactly this many; 0 for the set encoder.
+    flat_replicas: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("num_replica_features", "num_request_features", "feature_projection_dim", "hidden_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be >= 1, got {getattr(self, name)}")
+        for name in ("critic_gru_layers", "attention_heads", "flat_replicas"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be >= 0, got {getattr(self, name)}")
+        if self.attention_heads and self.hidden_size % self.attention_heads:
+            raise ValueError(
+                f"attention_heads must divide hidden_size ({self.hidden_size}), got {self.attention_heads}"
+            )
+        if self.attention_heads and self.flat_replicas:
+            raise ValueError("attention_heads must be 0 with the flat network, which has no set to attend over")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values, for a checkpoint."""
+        return asdict(self)
+
+
+def _branch(input_size: int, hidden_size: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(input_size, hidden_size),
+        nn.LayerNorm(hidden_size),
+        nn.ReLU(),
+        nn.Linear(hidden_size, hidden_size),
+        nn.LayerNorm(hidden_size),
+        nn.ReLU(),
+    )
+
+
+class ActorCritic(nn.Module):
+    """Logits for every replica, and the value of the cluster's state."""
+
+    def __init__(self, shape: NetworkShape, seed: int = 0) -> None:
+        super().__init__()
+        self.shape = shape
+        hidden, projection = shape.hidden_size, shape.feature_projection_dim
+        if shape.flat_replicas:
+            inputs = shape.flat_replicas * shape.num_replica_features + shape.num_request_features
+            pooled = hidden
+        else:
+            inputs = shape.num_replica_features + shape.num_request_features
+            pooled = 2 * hidden if shape.attention_heads else 3 * hidden
+        # GELU in its tanh form: the numpy twin then needs no error function.
+        self.projection = nn.Sequential(
+            nn.LayerNorm(inputs),
+            nn.Linear(inputs, projection),
+            nn.GELU(approximate="tanh"),
+            nn.Linear(projection, hidden),
+        )
+        self.attention = (
+            nn.MultiheadAttention(hidden, shape.attention_heads, batch_first=True) if shape.attention_heads else None
+        )
+        self.actor_branch = _branch(pooled, hidden)
+        # One shared trunk with two heads if the branches are not decoupled.
+        self.critic_branch = _branch(pooled, hidden) if shape.decoupled else self.actor_branch
+        critic_inputs = hidden if shape.flat_replicas else 2 * hidden
+        self.critic_gru = nn.GRU(critic_inputs, hidden, shape.critic_gru_layers) if shape.critic_gru_layers else None
+        self.actor_head = nn.Linear(hidden, shape.flat_replicas or 1)
+        self.critic_head = nn.Linear(hidden if shape.critic_gru_layers else critic_inputs, 1)
+        self._initialise(seed)
+
+    def _initialise(self, seed: int) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.orthogonal_(module.weight, _HIDDEN_GAIN, generator=generator)
+                nn.init.zeros_(module.bias)
+        for recurrent in (self.critic_gru, self.attention):
+            if recurrent is None:
+                continue
+            for name, parameter in recurrent.named_parameters():
+                if "bias" in name:
+                    nn.init.zeros_(parameter)
+                else:
+                    nn.init.orthogonal_(parameter, generator=generator)
+        nn.init.orthogonal_(self.critic_head.weight, _VALUE_GAIN, generator=generator)
+        # The residual starts at zero: the untrained policy is its prior, to the last bit.
+        nn.init.zeros_(self.actor_head.weight)
+        nn.init.zeros_(self.actor_head.bias)
+
+    def encode(self, replicas: Tensor, request: Tensor) -> Tensor:
+        """[batch, replicas, pooled]: each replica's encoding beside what is known of the others."""
+        batch, num_replicas, _ = replicas.shape
+        if self.shape.flat_replicas:
+            encoded: Tensor = self.projection(torch.cat((replicas.reshape(batch, -1), request), dim=-1))
+            return encoded[:, None, :]
+        spread = request[:, None, :].expand(batch, num_replicas, request.shape[-1])
+        encoded = self.projection(torch.cat((replicas, spread), dim=-1))
+        if self.attention is not None:
+            attended, _ = self.attention(encoded, encoded, encoded, need_weights=False)
+            return torch.cat((encoded, attended), dim=-1)
+        pooled = torch.cat((encoded.mean(dim=1), encoded.amax(dim=1)), dim=-1)
+        return torch.cat((encoded, pooled[:, None, :].expand(batch, num_replicas, pooled.shape[-1])), dim=-1)
+
+    def logits(self, encoded: Tensor, prior_logits: Tensor) -> Tensor:
+        """[batch, replicas]: the prior plus the learned residual."""
+        residual: Tensor = self.actor_head(self.actor_branch(encoded))
+        residual = residual[:, 0, :] if self.shape.flat_replicas else residual.squeeze(-1)
+        return prior_logits + residual
+
+    def values(self, encoded: Tensor, hidden: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Values of states in the order in which they happened, and the GRU's state after the last.
+
+        `encoded` is [time, replicas, pooled]; `hidden` is the state before the first, zeros if None.
+        """
+        features: Tensor = self.critic_branch(encoded)
+        if self.shape.flat_replicas:
+            summary = features[:, 0, :]
+        else:
+            summary = torch.cat((features.mean(dim=1), features.amax(dim=1)), dim=-1)
+        if self.critic_gru is None:
+            return self.critic_head(summary).squeeze(-1), self.initial_hidden()
+        if hidden is None:
+            hidden = self.initial_hidden()
+        outputs, hidden = self.critic_gru(summary, hidden)
+        return self.critic_head(outputs).squeeze(-1), hidden
+
+    def initial_hidden(self) -> Tensor:
+        """The GRU's state before anything has happened."""
+        return torch.zeros(max(1, self.shape.critic_gru_layers), self.shape.hidden_size)
+
+    def attention_weights(self, replicas: Tensor, request: Tensor) -> Tensor | None:
+        """[batch, replicas, replicas], averaged over heads; None without attention. For the record, not for acting."""
+        if self.attention is None:
+            return None
+        spread = request[:, None, :].expand(*replicas.shape[:2], request.shape[-1])
+        encoded = self.projection(torch.cat((replicas, spread), dim=-1))
+        _, weights = self.attention(encoded, encoded, encoded, need_weights=True)
+        return weights  # type: ignore[no-any-return]

@@ -1,0 +1,50 @@
+"""The prior: a heuristic as logits, which the learned policy is a residual of."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from . import heuristics
+from .delay_model import DelayModel
+from .features import Float32Array
+from .snapshot import ClusterSnapshot, FloatArray, RequestInfo
+
+# What makes a difference between two replicas, in the unit of the heuristic: a prior of weight 1 prefers the better of
+# two that differ by this much with odds of e to 1.
+_UNITS = {
+    "none": 1.0,
+    "least_outstanding": 1.0,  # a request
+    "least_kv": 0.02,  # a fiftieth of the cache
+    "least_tokens": 512.0,  # a chunk of prefill
+    "shortest_delay": 0.05,  # what such a chunk takes
+}
+NAMES = tuple(_UNITS)
+
+
+class Prior:
+    """Costs of a heuristic, and the logits made of them."""
+
+    def __init__(self, name: str, *, weight: float, delay_model: DelayModel) -> None:
+        if name not in _UNITS:
+            raise ValueError(f"prior must be one of {', '.join(NAMES)}, got {name!r}")
+        self.name = name
+        self._scale = weight / _UNITS[name]
+        self._delay_model = delay_model
+        self._cost: Callable[[ClusterSnapshot, RequestInfo], FloatArray] = {
+            "none": lambda snapshot, request: np.zeros(snapshot.num_replicas),
+            "least_outstanding": lambda snapshot, request: heuristics.least_outstanding(snapshot),
+            "least_kv": lambda snapshot, request: heuristics.least_kv(snapshot),
+            "least_tokens": lambda snapshot, request: heuristics.least_tokens(snapshot),
+            "shortest_delay": lambda snapshot, request: heuristics.shortest_delay(
+                snapshot, request, delay_model=self._delay_model
+            ),
+        }[name]
+
+    def cost(self, snapshot: ClusterSnapshot, request: RequestInfo) -> FloatArray:
+        """The heuristic's cost of each replica; zeros for the prior `none`."""
+        return self._cost(snapshot, request)
+
+    def logits(self, cost: FloatArray) -> Float32Array:
+        """Zero for the best replica, negative for the others; the order is the heuristic's."""
+        logits: Float32Array = ((cost.min() - cost) * self._scale).astype(np.float32)
+        return logits

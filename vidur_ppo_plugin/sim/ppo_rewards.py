@@ -1,0 +1,124 @@
+"""Rewards of `ppo_modular` from a live simulation: who completes when, and what a placement costs everybody."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vidur_ppo_plugin.config import PPOModularFlags
+from vidur_ppo_plugin.routing.heuristics import least_tokens
+from vidur_ppo_plugin.routing.marginal_delay import DrainCost, marginal_delay
+from vidur_ppo_plugin.routing.reward import HybridParams, HybridReward, QueueDelay
+from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot
+
+from .credit import replica_work
+from .replica_source import VidurReplicaSource
+
+ActionRewards = NDArray[np.float64]
+
+
+class RewardTracker:
+    """The reward of each decision, by the chosen mode, and its components since the last update."""
+
+    def __init__(
+        self,
+        flags: PPOModularFlags,
+        source: VidurReplicaSource,
+        *,
+        cost: DrainCost,
+        speed_factors: list[float],
+    ) -> None:
+        self.mode = flags.reward_mode
+        self._flags = flags
+        self._source = source
+        self._cost = cost
+        self._speed_factors = np.array(speed_factors)
+        self._queue_delay = QueueDelay(latency_power=flags.latency_power)
+        self._hybrid = HybridReward(
+            HybridParams(
+                throughput_target=flags.throughput_target,
+                absolute_weight=flags.absolute_weight,
+                delta_weight=flags.delta_weight,
+                alpha=flags.alpha,
+                kappa=flags.kappa,
+                sigma=flags.sigma,
+                latency_threshold=flags.latency_threshold,
+                latency_penalty_scale=flags.latency_penalty_scale,
+                load_balance_penalty=flags.load_balance_penalty,
+                balance_penalty_weight=flags.balance_penalty_weight,
+                latency_bonus_weight=flags.latency_bonus_weight,
+                reference_weight=flags.reference_weight,
+                reward_clip_low=flags.reward_clip_low,
+                reward_clip_high=flags.reward_clip_high,
+                window_s=flags.reward_window_s,
+            )
+        )
+        self._completions: list[tuple[float, float]] = []
+        self._components: dict[str, list[float]] = {}
+
+    def on_arrival(self, request: Any) -> None:
+        """A request entered the system."""
+        if self.mode == "queue_delay":
+            self._queue_delay.on_arrival(request.arrived_at, request.id)
+
+    def on_completion(self, request: Any) -> None:
+        """A request left the system."""
+        if self.mode == "queue_delay":
+            self._queue_delay.on_completion(request._completed_at, request.id)
+        elif self.mode == "hybrid":
+            self._completions.append((request._completed_at, request._completed_at - request._arrived_at))
+
+    def since_last_decision(self, now_s: float, snapshot: ClusterSnapshot) -> float:
+        """queue_delay and hybrid: what the decision before earned until now."""
+        if self.mode == "queue_delay":
+            reward = self._queue_delay.take(now_s)
+            self._note({"queue_delay": reward})
+            return reward
+        loads = least_tokens(snapshot)
+        mean = loads.mean()
+        parts = self._hybrid.reward(
+            now_s, self._completions, loads / mean if mean > 0 else loads, snapshot.outstanding_requests
+        )
+        self._completions = []
+        reward = parts.pop("total_reward")
+        self._note(parts)
+        return reward
+
+    def of_every_action(self, request: Any, now_s: float, observed: NDArray[np.intp] | None) -> ActionRewards:
+        """marginal_delay: the reward of placing the request on each replica (of the observed ones)."""
+        indices = range(self._source.num_replicas) if observed is None else observed.tolist()
+        work = [replica_work(self._source.requests_in_flight(index), now_s) for index in indices]
+        speeds = self._speed_factors if observed is None else self._speed_factors[observed]
+        rewards: ActionRewards = -marginal_delay(
+            work,
+            prompt_tokens=request.num_prefill_tokens,
+            decode_tokens=request.num_decode_tokens - 1,  # the end of prefill yields the first token
+            speed=speeds,
+            cost=self._cost,
+            latency_power=self._flags.latency_power,
+            backlog_weight=self._flags.backlog_weight,
+        )
+        return rewards
+
+    def note_marginal_delay(self, reward: float) -> None:
+        """Record the reward of the action that was taken."""
+        self._note({"marginal_delay": reward})
+
+    def _note(self, components: dict[str, float]) -> None:
+        for name, value in components.items():
+            self._components.setdefault(name, []).append(value)
+
+    def take_components(self) -> dict[str, float]:
+        """Mean of every component since the last call."""
+        means = {name: float(np.mean(values)) for name, values in self._components.items()}
+        self._components = {}
+        return means
+
+    def state_dict(self) -> dict[str, Any]:
+        """What carries over to the next simulation: the averages of the hybrid reward."""
+        return self._hybrid.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` gave; the clock of a new simulation starts again."""
+        self._hybrid.load_state_dict(state)
+        self._hybrid.start_run()

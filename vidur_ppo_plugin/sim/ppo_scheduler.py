@@ -1,0 +1,259 @@
+"""`ppo_modular`: a global scheduler that learns inside the simulation.
+
+Vidur calls `schedule` for each arrival: observe, settle the decision before, learn if a rollout is full, decide. It
+never says when a run is over, but asks `is_empty` once, before it writes its output: then the run is finished here.
+"""
+
+import atexit
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from vidur.logger import init_logger
+from vidur.scheduler.global_scheduler.base_global_scheduler import BaseGlobalScheduler
+
+from vidur_ppo_plugin import __version__, checkpoint
+from vidur_ppo_plugin.config import check_scheduler, speed_factors
+from vidur_ppo_plugin.learn.alarms import CollapseAlarm, SafetyLimit
+from vidur_ppo_plugin.learn.build import build_agent
+from vidur_ppo_plugin.learn.ppo import NonFiniteUpdate
+from vidur_ppo_plugin.record.metrics import header
+from vidur_ppo_plugin.record.progress import Progress
+from vidur_ppo_plugin.record.recorder import Recorder
+from vidur_ppo_plugin.record.wandb_sink import open_run
+from vidur_ppo_plugin.routing.features import Observation
+from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot
+
+from .credit import drain_cost
+from .ppo_rewards import RewardTracker
+from .ppo_statistics import RunStatistics
+from .replica_source import VidurReplicaSource
+from .roofline_predictor import build_roofline
+from .schedulers import build_delay_model, prefill_chunk_size
+
+logger = init_logger("vidur.vidur_ppo_plugin")
+
+METRICS_FILE = "ppo_metrics.csv"
+CHECKPOINT_DIRECTORY = "checkpoints"
+
+
+class PPOModularScheduler(BaseGlobalScheduler):
+    """Observes, decides, earns rewards, learns, records and checkpoints."""
+
+    def __init__(self, config: Any, replicas: Any) -> None:
+        self._flags = config.cluster_config.global_scheduler_config
+        check_scheduler(self._flags, len(replicas))
+        super().__init__(config, replicas)
+        flags = self._flags
+        self._replica_ids = list(self._replica_schedulers)
+        speeds = speed_factors(config.execution_time_predictor_config, len(replicas))
+        self._source = VidurReplicaSource(
+            list(self._replica_schedulers.values()),
+            speed_factors=speeds,
+            num_waiting_slots=flags.max_queue_requests_per_replica,
+            on_completion=self._on_completion,
+        )
+        self.agent = build_agent(flags, num_replicas=len(replicas), delay_model=build_delay_model(config))
+        roofline = build_roofline(config.cluster_config.replica_config, config.execution_time_predictor_config)
+        cost = drain_cost(roofline, prefill_chunk_size(config))
+        self._rewards = RewardTracker(flags, self._source, cost=cost, speed_factors=speeds)
+        self._statistics = RunStatistics(num_replicas=len(replicas))
+        self._alarm = CollapseAlarm(num_replicas=len(replicas), share_threshold=flags.collapse_share)
+        self._limit = (
+            SafetyLimit(latency_limit_s=flags.latency_limit_s, mask=flags.mask_over_limit)
+            if flags.latency_limit_s
+            else None
+        )
+        self._output_dir = Path(config.metrics_config.output_dir)
+        self._checkpoints = (
+            Path(flags.save_checkpoint) if flags.save_checkpoint else self._output_dir / CHECKPOINT_DIRECTORY
+        )
+        if flags.load_checkpoint:
+            self._load(Path(flags.load_checkpoint))
+        self._recorder = None if flags.inference_only else self._open_recorder()
+        self._progress = Progress(total=getattr(config.request_generator_config, "num_requests", None))
+        self._is_finished = False
+        self._now_s = 0.0
+        atexit.register(self.finish)
+        logger.info(
+            "vidur-ppo-plugin %s: global scheduler ppo_modular is active on %d replicas "
+            "(%s; reward %s, prior %s, %d features)",
+            __version__,
+            len(replicas),
+            "inference" if flags.inference_only else "learning",
+            flags.reward_mode,
+            flags.prior,
+            self.agent.features.num_replica_features,
+        )
+
+    def _open_recorder(self) -> Recorder:
+        directory = Path(self._flags.metrics_dir) if self._flags.metrics_dir else self._output_dir
+        directory.mkdir(parents=True, exist_ok=True)
+        return Recorder(
+            header(len(self._replica_ids)),
+            directory / METRICS_FILE,
+            wandb_run=open_run(),
+            tensorboard_dir=directory / "tensorboard" if self._flags.enable_tensorboard else None,
+        )
+
+    # --- deciding -----------------------------------------------------------------------------------------------
+
+    def schedule(self) -> list[tuple[Any, Any]]:
+        """Place the queued requests one after the other, each decision seeing the effect of the one before."""
+        self.sort_requests()
+        placements = []
+        now_s = self._request_queue[-1].arrived_at if self._request_queue else self._now_s
+        for request in self._request_queue:
+            try:
+                index = self._place(request, now_s)
+            except FloatingPointError:
+                self._abandon()
+                raise
+            self._source.on_dispatch(index, request)
+            placements.append((self._replica_ids[index], request))
+        self._request_queue.clear()
+        return placements
+
+    def _place(self, request: Any, now_s: float) -> int:
+        started_s = time.perf_counter()
+        self._now_s = now_s
+        agent, is_learning = self.agent, not self._flags.inference_only
+        info = self._source.request_info(request)
+        snapshot = self._source.snapshot(now_s)
+        allowed = None if self._limit is None else self._limit.allowed(snapshot.oldest_wait_s)
+        observation, prior_logits, observed = agent.observe(snapshot, info, allowed)
+        learning_s = 0.0
+        if is_learning:
+            self._settle_last(now_s, snapshot)
+            self._rewards.on_arrival(request)
+            learning_s = self._learn_if_ready(observation, snapshot)
+        index = agent.decide(observation, prior_logits, observed)
+        if is_learning and self._rewards.mode == "marginal_delay":
+            rewards = self._rewards.of_every_action(request, now_s, observed)
+            taken = float(rewards[index if observed is None else int(np.flatnonzero(observed == index)[0])])
+            self._rewards.note_marginal_delay(taken)
+            agent.settle(taken, rewards)
+        self._alarm.on_decision(index)
+        latency_s = self._statistics.recent_latency_s
+        self._progress.update(agent.num_decisions, now_s, latency_s, self._statistics.entropy)
+        self._statistics.add_times(deciding_s=time.perf_counter() - started_s - learning_s, learning_s=learning_s)
+        return index
+
+    def _settle_last(self, now_s: float, snapshot: ClusterSnapshot) -> None:
+        if self._rewards.mode != "marginal_delay" and self.agent.awaits_reward:
+            self.agent.settle(self._rewards.since_last_decision(now_s, snapshot))
+
+    # --- learning -----------------------------------------------------------------------------------------------
+
+    def _learn_if_ready(self, next_observation: Observation | None, snapshot: ClusterSnapshot) -> float:
+        """Update if a rollout is complete; returns the seconds it took."""
+        if not self.agent.is_ready_to_learn:
+            return 0.0
+        return self._learn(next_observation, snapshot)
+
+    def _learn(self, next_observation: Observation | None, snapshot: ClusterSnapshot) -> float:
+        started_s = time.perf_counter()
+        latency_s = self._statistics.window_latency_s
+        load_pressure = float(np.mean(snapshot.kv_blocks_used / snapshot.kv_blocks_total))
+        latency_pressure = min(1.0, latency_s / (2.0 * self._flags.latency_threshold)) if latency_s > 0 else 0.0
+        try:
+            metrics = self.agent.learn(
+                next_observation, metric=latency_s or None, pressure=(min(1.0, load_pressure), latency_pressure)
+            )
+        except NonFiniteUpdate as error:
+            logger.error("ppo_modular: update skipped, the weights are those before it: %s", error)
+            return time.perf_counter() - started_s
+        elapsed_s = time.perf_counter() - started_s
+        self._record(metrics)
+        updates, interval = self.agent.ppo.num_updates, self._flags.checkpoint_interval
+        if interval and updates % interval == 0:
+            self._save()
+        return elapsed_s
+
+    def _record(self, metrics: dict[str, float]) -> None:
+        assert self._recorder is not None
+        row: dict[str, float | None] = {**metrics, **self._rewards.take_components()}
+        for name in ("first_ratio_error", "epochs", "raw_reward", "latency_is_known", "latency", "throughput"):
+            row.pop(name, None)
+        row |= self._statistics.take_window(self._now_s, self._source, self.agent.take_action_counts())
+        row |= {
+            "update": self.agent.ppo.num_updates,
+            "decisions": self.agent.num_decisions,
+            "simulated_time": self._now_s,
+            "safety_events": 0.0 if self._limit is None else float(self._limit.take_violations()),
+            "collapse_alarm": float(self._alarm.active),
+        }
+        self._statistics.entropy = metrics["entropy"]
+        self._recorder.record(row)
+
+    def _on_completion(self, index: int, request: Any) -> None:
+        self._rewards.on_completion(request)
+        self._statistics.add_completion(request)
+        if self._limit is not None:
+            self._limit.on_completion(request._completed_at - request._arrived_at)
+
+    # --- the end of a run ---------------------------------------------------------------------------------------
+
+    def is_empty(self) -> bool:
+        """Asked once, when the simulation is over: finish before Vidur writes its output."""
+        empty: bool = super().is_empty()
+        self.finish()
+        return empty
+
+    def finish(self) -> None:
+        """Settle, learn from what is left, save and report; idempotent (also called at the interpreter's exit)."""
+        if self._is_finished:
+            return
+        self._is_finished = True
+        atexit.unregister(self.finish)
+        self._progress.close()
+        if not self._flags.inference_only:
+            end_s = max(self._now_s, self._statistics.last_completion_s)
+            snapshot = self._source.snapshot(end_s)
+            self._now_s = end_s
+            self._settle_last(end_s, snapshot)
+            if self.agent.num_settled >= self._flags.minibatch_size:
+                self._learn(None, snapshot)
+            self._save()
+            assert self._recorder is not None
+            # Vidur writes its own W&B metrics after this; the sink must outlive that, see WandbSink.
+            atexit.register(self._recorder.close)
+        logger.info("ppo_modular:\n%s", self._statistics.summary(self.agent))
+
+    def _abandon(self) -> None:
+        """The policy is broken: nothing of it must reach a checkpoint when the interpreter exits."""
+        self._is_finished = True
+        atexit.unregister(self.finish)
+        self._progress.close()
+        if self._recorder is not None:
+            self._recorder.close()
+
+    # --- checkpoints --------------------------------------------------------------------------------------------
+
+    def _metadata(self) -> dict[str, Any]:
+        return {
+            "feature_hash": self.agent.features.hash,
+            "network": self.agent.ppo.network.shape.to_dict(),
+            "prior": self._flags.prior,
+            "prior_weight": self._flags.prior_weight,
+            "plugin_version": __version__,
+            "num_updates": self.agent.ppo.num_updates,
+            "num_decisions": self.agent.num_decisions,
+        }
+
+    def _save(self) -> None:
+        state = {"agent": self.agent.state_dict(), "rewards": self._rewards.state_dict()}
+        metadata = self._metadata()
+        checkpoint.save(self._checkpoints, checkpoint.LAST, state, metadata=metadata)
+        latency_s = self._statistics.window_latency_s
+        if latency_s > 0:
+            checkpoint.save_best(self._checkpoints, state, metadata=metadata, metric=latency_s)
+
+    def _load(self, path: Path) -> None:
+        loaded = checkpoint.load(path)
+        expected = {key: self._metadata()[key] for key in ("feature_hash", "network", "prior", "prior_weight")}
+        checkpoint.check_compatible(loaded.metadata, expected)
+        self.agent.load_state_dict(loaded.state["agent"])
+        self._rewards.load_state_dict(loaded.state["rewards"])
+        logger.info("ppo_modular: loaded %s (%d updates)", path, self.agent.ppo.num_updates)
