@@ -265,6 +265,17 @@ class ExplorationFlags:
 
 
 @dataclass
+class CurriculumFlags:
+    """From easy to real."""
+
+    curriculum: str = flag(
+        "",
+        "Stages of load (of the workload's rate, at most 1) and of hybrid penalties, and what ends each: for example "
+        "load=0.5,decisions=2000;load=0.8,penalty=0.5,latency_mean_below=6.0;load=1.0. Empty for full load at once.",
+    )
+
+
+@dataclass
 class NetworkFlags:
     """The policy's shape, and what it starts from."""
 
@@ -314,7 +325,9 @@ class RunningFlags:
 
 
 @dataclass
-class PPOModularFlags(RewardFlags, LearningFlags, ExplorationFlags, NetworkFlags, RunningFlags, TieBreakingFlags):
+class PPOModularFlags(
+    RewardFlags, LearningFlags, ExplorationFlags, CurriculumFlags, NetworkFlags, RunningFlags, TieBreakingFlags
+):
     """All flags of `ppo_modular`."""
 
 

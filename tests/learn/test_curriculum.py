@@ -13,7 +13,7 @@ from vidur_ppo_plugin.learn.curriculum import EXAMPLE, Curriculum, Stage, parse_
 def test_the_example_flag() -> None:
     assert parse_stages(EXAMPLE) == [
         Stage(load=0.5, decisions=2000),
-        Stage(load=0.8, penalty=0.5, metric="latency", target=6.0, lower_is_better=True, updates=3),
+        Stage(load=0.8, penalty=0.5, metric="latency_mean", target=6.0, lower_is_better=True, updates=3),
         Stage(load=1.0),
     ]
     assert parse_stages("  ") == [Stage()]

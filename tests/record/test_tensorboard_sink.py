@@ -42,5 +42,5 @@ def test_without_tensorboard_the_error_says_what_to_do(tmp_path: Path) -> None:
     output = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)], env=environment, capture_output=True, text=True, check=True
     ).stdout
-    assert "tensorboard_dir needs tensorboard" in output
+    assert "enable_tensorboard needs tensorboard" in output
     assert "pip install 'vidur-ppo-plugin[tensorboard]'" in output

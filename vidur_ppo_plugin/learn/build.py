@@ -2,7 +2,7 @@
 
 import torch
 
-from vidur_ppo_plugin.config import PPOModularFlags
+from vidur_ppo_plugin.config import PPOModularFlags, flag_name
 from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
 from vidur_ppo_plugin.policy.temperature import TemperatureController, TemperatureParams
 from vidur_ppo_plugin.routing.delay_model import DelayModel
@@ -10,6 +10,7 @@ from vidur_ppo_plugin.routing.features import FeatureScales, FeatureTable
 from vidur_ppo_plugin.routing.prior import Prior
 
 from .agent import Agent, AgentParameters, Controllers
+from .curriculum import Curriculum
 from .ppo import PPO, PPOParameters
 from .schedules import KlAdaptiveLearningRate, KlController, Schedule
 
@@ -45,6 +46,18 @@ def build_agent(flags: PPOModularFlags, *, num_replicas: int, delay_model: Delay
         fixed_kl_coef=flags.kl_coef,
         seed=flags.seed,
     )
+
+
+def build_curriculum(flags: PPOModularFlags, metric_names: list[str]) -> Curriculum:
+    """The curriculum of the flag; ValueError naming it if a stage is wrong or waits for an unknown metric."""
+    flag = flag_name(type(flags), "curriculum")
+    curriculum = Curriculum.parse(flags.curriculum, flag=flag)
+    unknown = [name for name in curriculum.metric_names if name not in metric_names]
+    if unknown:
+        raise ValueError(f"{flag}={flags.curriculum!r}: {unknown[0]!r} is not recorded; see docs/metrics.md for names")
+    if curriculum.max_load > 1.0:
+        raise ValueError(f"{flag}={flags.curriculum!r}: load must be at most 1, the workload's own rate")
+    return curriculum
 
 
 def ppo_parameters(flags: PPOModularFlags) -> PPOParameters:

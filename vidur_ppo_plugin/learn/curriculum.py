@@ -8,7 +8,7 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
-EXAMPLE = "load=0.5,decisions=2000;load=0.8,penalty=0.5,latency_below=6.0;load=1.0"
+EXAMPLE = "load=0.5,decisions=2000;load=0.8,penalty=0.5,latency_mean_below=6.0;load=1.0"
 _KEYS = "load, penalty, decisions, updates, <metric>_below or <metric>_above"
 
 
@@ -92,7 +92,7 @@ def _parse_stage(text: str) -> Stage:
             )
         values.update(added)
     if "updates" in values and "metric" not in values:
-        raise ValueError(f"updates in {text.strip()!r} needs a metric to watch, such as latency_below=6.0")
+        raise ValueError(f"updates in {text.strip()!r} needs a metric to watch, such as latency_mean_below=6.0")
     return Stage(**values)
 
 
@@ -153,6 +153,11 @@ class Curriculum:
     def penalty_scale(self) -> float:
         """Multiplier of the reward's penalties now."""
         return self._stages[self._index].penalty
+
+    @property
+    def max_load(self) -> float:
+        """The largest load of any stage."""
+        return max(stage.load for stage in self._stages)
 
     @property
     def metric_names(self) -> list[str]:

@@ -53,6 +53,8 @@ class RewardTracker:
                 window_s=flags.reward_window_s,
             )
         )
+        #: The curriculum's multiplier of the hybrid penalties.
+        self.penalty_scale = 1.0
         self._completions: list[tuple[float, float]] = []
         self._components: dict[str, list[float]] = {}
 
@@ -77,7 +79,11 @@ class RewardTracker:
         loads = least_tokens(snapshot)
         mean = loads.mean()
         parts = self._hybrid.reward(
-            now_s, self._completions, loads / mean if mean > 0 else loads, snapshot.outstanding_requests
+            now_s,
+            self._completions,
+            loads / mean if mean > 0 else loads,
+            snapshot.outstanding_requests,
+            penalty_scale=self.penalty_scale,
         )
         self._completions = []
         reward = parts.pop("total_reward")

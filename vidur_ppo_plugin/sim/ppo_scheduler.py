@@ -5,6 +5,7 @@ never says when a run is over, but asks `is_empty` once, before it writes its ou
 """
 
 import atexit
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from vidur.scheduler.global_scheduler.base_global_scheduler import BaseGlobalSch
 from vidur_ppo_plugin import __version__, checkpoint
 from vidur_ppo_plugin.config import check_scheduler, speed_factors
 from vidur_ppo_plugin.learn.alarms import CollapseAlarm, SafetyLimit
-from vidur_ppo_plugin.learn.build import build_agent
+from vidur_ppo_plugin.learn.build import build_agent, build_curriculum
 from vidur_ppo_plugin.learn.ppo import NonFiniteUpdate
 from vidur_ppo_plugin.record.metrics import header
 from vidur_ppo_plugin.record.progress import Progress
@@ -25,6 +26,7 @@ from vidur_ppo_plugin.record.wandb_sink import open_run
 from vidur_ppo_plugin.routing.features import Observation
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot
 
+from . import arrivals
 from .credit import drain_cost
 from .ppo_rewards import RewardTracker
 from .ppo_statistics import RunStatistics
@@ -33,6 +35,9 @@ from .roofline_predictor import build_roofline
 from .schedulers import build_delay_model, prefill_chunk_size
 
 logger = init_logger("vidur.vidur_ppo_plugin")
+# What the rest of the package logs (switches of stages, alarms) belongs into Vidur's log too.
+logging.getLogger("vidur_ppo_plugin").parent = logging.getLogger("vidur")
+logging.getLogger("vidur_ppo_plugin").setLevel(logging.INFO)
 
 METRICS_FILE = "ppo_metrics.csv"
 CHECKPOINT_DIRECTORY = "checkpoints"
@@ -65,6 +70,11 @@ class PPOModularScheduler(BaseGlobalScheduler):
             if flags.latency_limit_s
             else None
         )
+        self._curriculum = build_curriculum(flags, header(len(replicas))) if flags.curriculum else None
+        if self._curriculum is not None:
+            arrivals.apply()
+            #: Asked by arrival events, see sim/arrivals.py.
+            self.arrival_clock = arrivals.ArrivalClock(lambda: self._load_factor)
         self._output_dir = Path(config.metrics_config.output_dir)
         self._checkpoints = (
             Path(flags.save_checkpoint) if flags.save_checkpoint else self._output_dir / CHECKPOINT_DIRECTORY
@@ -96,6 +106,10 @@ class PPOModularScheduler(BaseGlobalScheduler):
             wandb_run=open_run(),
             tensorboard_dir=directory / "tensorboard" if self._flags.enable_tensorboard else None,
         )
+
+    @property
+    def _load_factor(self) -> float:
+        return 1.0 if self._curriculum is None else self._curriculum.load
 
     # --- deciding -----------------------------------------------------------------------------------------------
 
@@ -135,6 +149,9 @@ class PPOModularScheduler(BaseGlobalScheduler):
             self._rewards.note_marginal_delay(taken)
             agent.settle(taken, rewards)
         self._alarm.on_decision(index)
+        if is_learning and self._curriculum is not None:
+            self._curriculum.on_decision()
+            self._rewards.penalty_scale = self._curriculum.penalty_scale
         latency_s = self._statistics.recent_latency_s
         self._progress.update(agent.num_decisions, now_s, latency_s, self._statistics.entropy)
         self._statistics.add_times(deciding_s=time.perf_counter() - started_s - learning_s, learning_s=learning_s)
@@ -183,7 +200,11 @@ class PPOModularScheduler(BaseGlobalScheduler):
             "simulated_time": self._now_s,
             "safety_events": 0.0 if self._limit is None else float(self._limit.take_violations()),
             "collapse_alarm": float(self._alarm.active),
+            "curriculum_stage": 0.0 if self._curriculum is None else float(self._curriculum.stage),
         }
+        if self._curriculum is not None:
+            # A metric without a value in this window counts as not reached.
+            self._curriculum.on_update({name: _or_nan(row.get(name)) for name in self._curriculum.metric_names})
         self._statistics.entropy = metrics["entropy"]
         self._recorder.record(row)
 
@@ -243,7 +264,11 @@ class PPOModularScheduler(BaseGlobalScheduler):
         }
 
     def _save(self) -> None:
-        state = {"agent": self.agent.state_dict(), "rewards": self._rewards.state_dict()}
+        state = {
+            "agent": self.agent.state_dict(),
+            "rewards": self._rewards.state_dict(),
+            "curriculum": None if self._curriculum is None else self._curriculum.state_dict(),
+        }
         metadata = self._metadata()
         checkpoint.save(self._checkpoints, checkpoint.LAST, state, metadata=metadata)
         latency_s = self._statistics.window_latency_s
@@ -256,4 +281,10 @@ class PPOModularScheduler(BaseGlobalScheduler):
         checkpoint.check_compatible(loaded.metadata, expected)
         self.agent.load_state_dict(loaded.state["agent"])
         self._rewards.load_state_dict(loaded.state["rewards"])
+        if self._curriculum is not None and loaded.state["curriculum"] is not None:
+            self._curriculum.load_state_dict(loaded.state["curriculum"])
         logger.info("ppo_modular: loaded %s (%d updates)", path, self.agent.ppo.num_updates)
+
+
+def _or_nan(value: float | None) -> float:
+    return float("nan") if value is None else value
