@@ -2,6 +2,9 @@
 
 import csv
 import math
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -229,3 +232,30 @@ def test_it_finds_the_fast_replica_from_scratch(tmp_path: Path) -> None:
     assert np.mean([r.replica == 1 for r in last_quarter]) > 0.6
     assert mean_latency(last_quarter) < mean_latency(blind.requests[-375:])
     assert mean_latency(last_quarter) < mean_latency(first_quarter)
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.35])
+def test_a_killed_run_leaves_a_loadable_checkpoint(tmp_path: Path, delay_s: float) -> None:
+    """SIGKILL, while a checkpoint is written after every update."""
+    saved = tmp_path / "saved"
+    flags = {"rollout_len": 8, "epochs": 1, "checkpoint_interval": 1, "save_checkpoint": str(saved)}
+    command_line = arguments(
+        tmp_path,
+        global_scheduler_config_type="ppo_modular",
+        synthetic_request_generator_config_num_requests=5000,
+        **{f"{PREFIX}{name}": value for name, value in flags.items()},
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vidur.main", *command_line], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    deadline_s = time.monotonic() + 60
+    while not list(saved.glob("*.ckpt")) and time.monotonic() < deadline_s:
+        assert process.poll() is None
+        time.sleep(0.01)
+    time.sleep(delay_s)
+    process.kill()
+    assert process.wait() == -9
+    loaded = checkpoint.load(saved)
+    assert loaded.metadata["num_updates"] >= 1
+    outcome = ppo(tmp_path / "after", {"load_checkpoint": str(saved), "inference_only": True})
+    assert len(outcome.completed) == 100
