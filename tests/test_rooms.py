@@ -26,7 +26,7 @@ LEVELS = [
     ["train", "compare", "serve"],
     ["plugin", "cli"],
 ]
-SAME_ROOM = {"doctor": "cli", "__main__": "cli"}
+SAME_ROOM = {"doctor": "cli", "__main__": "cli", "flag": "config", "ppo_flags": "config"}
 FREE_TO_USE = {"__init__", "_autoload"}  # the version and the hook: they know nothing, anyone may know them
 
 VIDUR_ANYWHERE = {"sim"}

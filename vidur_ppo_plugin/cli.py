@@ -64,10 +64,64 @@ class Doctor:
 
 
 @dataclass
+class Dashboard:
+    """A saved W&B view of our metrics: shows what it would contain, offline, or saves it."""
+
+    # The W&B project that the runs are in.
+    project: str
+    # The W&B user or team; with --save, yours unless given.
+    entity: str = ""
+    # Replicas of the runs: each has a curve of its share.
+    replicas: int = 4
+    # Save the view in W&B and print its address; needs a login and wandb-workspaces.
+    save: bool = field(default=False, action="store_true")
+
+    def execute(self, overrides: list[str]) -> int:
+        """Describe or save."""
+        from vidur_ppo_plugin.record import dashboard
+
+        if self.replicas < 1:
+            return fail(f"--replicas must be >= 1, got {self.replicas}")
+        if not self.save:
+            print(dashboard.describe(self.entity, self.project, self.replicas))
+            return 0
+        try:
+            print(dashboard.save(self.entity or dashboard.default_entity(), self.project, self.replicas))
+        except Exception as error:  # no login, no network, no permission: W&B raises types of many packages
+            return fail(f"the view was not saved: {error}")
+        return 0
+
+
+@dataclass
+class Export:
+    """Write the policy of a checkpoint as a numpy file that decides without torch: vidur-ppo export CHECKPOINT OUT."""
+
+    # A checkpoint file, a directory of them (its newest `last`), or DIRECTORY/best.
+    checkpoint: str = field(positional=True, metavar="CHECKPOINT")
+    # The file to write, .npz; one that is there is replaced.
+    out: str = field(positional=True, metavar="OUT.npz")
+
+    def execute(self, overrides: list[str]) -> int:
+        """Load, check and write."""
+        from vidur_ppo_plugin.checkpoint import CheckpointError
+        from vidur_ppo_plugin.learn.export import ExportError, export_policy  # imports torch
+
+        try:
+            metadata = export_policy(Path(self.checkpoint), Path(self.out))
+        except (CheckpointError, ExportError) as error:
+            return fail(str(error))
+        print(
+            f"{self.out}: the policy after {metadata['num_updates']} updates, {metadata['num_decisions']} decisions "
+            f"(prior {metadata['prior']}, features {metadata['feature_hash']})"
+        )
+        return 0
+
+
+@dataclass
 class Commands:
     """A PPO-trained global scheduler, honest baselines and an offline predictor for Vidur."""
 
-    command: Any = subparsers({"run": Run, "doctor": Doctor})
+    command: Any = subparsers({"run": Run, "doctor": Doctor, "dashboard": Dashboard, "export": Export})
 
 
 def load_flags(path: str | None) -> dict[Any, Any]:

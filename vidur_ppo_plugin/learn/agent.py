@@ -1,13 +1,17 @@
 """The agent: observe, decide, learn. Knows neither Vidur nor vLLM; whoever runs it brings snapshots and rewards."""
 
+import math
 import random
+from bisect import bisect
 from collections import Counter
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vidur_ppo_plugin.policy.compiled_actor import fast_actor
 from vidur_ppo_plugin.policy.network import ActorCritic
 from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
 from vidur_ppo_plugin.policy.temperature import TemperatureController
@@ -44,6 +48,7 @@ class Controllers:
     kl: KlController | None = None
     adaptive_lr: KlAdaptiveLearningRate | None = None
     kl_ref_coef: Schedule | None = None
+    bc_coef: Schedule | None = None
 
 
 class Agent:
@@ -76,7 +81,7 @@ class Agent:
 
     def _make_actor(self) -> NumpyActor | None:
         """The fast twin; None where the network has attention, which acts in torch."""
-        return None if self.ppo.network.shape.attention_heads else NumpyActor.from_network(self.ppo.network)
+        return None if self.ppo.network.shape.attention_heads else fast_actor(self.ppo.network)
 
     @property
     def awaits_reward(self) -> bool:
@@ -117,7 +122,7 @@ class Agent:
         """The replica for the observed request: sampled while learning, greedy in inference."""
         logits = self._logits(observation, prior_logits)
         if self.parameters.inference_only:
-            action = choose(-logits.astype(np.float64), self._rng)
+            action = self._best(logits)
         else:
             action = self._sample(logits)
             self._buffer.add(
@@ -129,31 +134,41 @@ class Agent:
                     epsilon=self._epsilon,
                 )
             )
-        self.num_decisions += 1
         replica = action if chosen is None else int(chosen[action])
-        self._actions[replica] += 1
+        self.count(replica)
         return replica
 
-    def _logits(self, observation: Observation, prior_logits: Float32Array) -> Float32Array:
-        if self._actor is not None:
-            logits = self._actor.logits(observation.replicas, observation.request, prior_logits)
-        else:
-            logits = _torch_logits(self.ppo.network, observation, prior_logits)
-        if not np.isfinite(logits.sum()):
-            names = _non_finite_features(self.features, observation)
-            raise FloatingPointError(
-                f"the policy's logits are not finite: {logits.tolist()}; features: {names or 'finite'}"
-            )
-        return logits
+    def count(self, replica: int) -> None:
+        """A decision that somebody else made: a teacher, while demonstrating."""
+        self.num_decisions += 1
+        self._actions[replica] += 1
 
-    def _sample(self, logits: Float32Array) -> int:
+    def _logits(self, observation: Observation, prior_logits: Float32Array) -> list[float]:
+        """As a list: from here on Python is faster than numpy for a few dozen replicas."""
+        if self._actor is not None:
+            logits = self._actor.logits(observation.replicas, observation.request, prior_logits).tolist()
+        else:
+            logits = _torch_logits(self.ppo.network, observation, prior_logits).tolist()
+        if not math.isfinite(sum(logits)):
+            names = _non_finite_features(self.features, observation)
+            raise FloatingPointError(f"the policy's logits are not finite: {logits}; features: {names or 'finite'}")
+        return logits  # type: ignore[no-any-return]
+
+    def _best(self, logits: list[float]) -> int:
+        """The largest; of several equal ones each is equally likely."""
+        highest = max(logits)
+        if logits.count(highest) == 1:
+            return logits.index(highest)
+        best = [index for index, logit in enumerate(logits) if logit == highest]
+        return best[self._rng.randrange(len(best))]
+
+    def _sample(self, logits: list[float]) -> int:
         """Draw from softmax(logits / temperature), or uniformly with probability epsilon."""
         if self._epsilon and self._rng.random() < self._epsilon:
             return self._rng.randrange(len(logits))
-        scaled = logits.astype(np.float64) / self.temperature
-        weights = np.exp(scaled - scaled.max())
-        cumulative = weights.cumsum()
-        return min(int(cumulative.searchsorted(self._rng.random() * cumulative[-1], side="right")), len(logits) - 1)
+        highest, temperature, exp = max(logits), self.temperature, math.exp
+        cumulative = list(accumulate([exp((logit - highest) / temperature) for logit in logits]))
+        return min(bisect(cumulative, self._rng.random() * cumulative[-1]), len(logits) - 1)
 
     def settle(self, reward: float, action_rewards: NDArray[np.float64] | None = None) -> None:
         """The reward of the newest decision (and of what it could have been)."""
@@ -165,9 +180,14 @@ class Agent:
         return self._buffer.is_full
 
     def learn(
-        self, next_observation: Observation | None, *, metric: float | None, pressure: tuple[float, float]
+        self,
+        next_observation: Observation | None,
+        *,
+        metric: float | None,
+        pressure: tuple[float, float],
+        reference: float | None = None,
     ) -> dict[str, float]:
-        """Update on the rollout; `metric` (latency) and `pressure` (load, latency) steer the temperature."""
+        """Update on the rollout. A latency, its reference and the pressures of load and latency steer temperature."""
         coefficients = self._coefficients()
         rollout = self._buffer.take(next_observation)
         rewards = rollout.rewards
@@ -186,7 +206,7 @@ class Agent:
             "temperature": self.temperature,
             "temp_is_pulsing": float(self.controllers.temperature.is_pulsing),
         }
-        self._adapt(metrics, metric, pressure)
+        self._adapt(metrics, metric, pressure, reference)
         return metrics
 
     def _coefficients(self) -> Coefficients:
@@ -199,16 +219,23 @@ class Agent:
             entropy_coef=controllers.entropy_coef.value(step),
             kl_coef=self._fixed_kl_coef if controllers.kl is None else controllers.kl.kl_coef,
             kl_ref_coef=0.0 if controllers.kl_ref_coef is None else controllers.kl_ref_coef.value(step),
+            bc_coef=0.0 if controllers.bc_coef is None else controllers.bc_coef.value(step),
         )
 
-    def _adapt(self, metrics: dict[str, float], metric: float | None, pressure: tuple[float, float]) -> None:
+    def _adapt(
+        self, metrics: dict[str, float], metric: float | None, pressure: tuple[float, float], reference: float | None
+    ) -> None:
         controllers = self.controllers
         if controllers.kl is not None:
             controllers.kl.update(metrics["approx_kl"])
         if controllers.adaptive_lr is not None:
             controllers.adaptive_lr.update(metrics["approx_kl"])
         controllers.temperature.update(
-            metric=metric, entropy=metrics["entropy"], load_pressure=pressure[0], latency_pressure=pressure[1]
+            metric=metric,
+            entropy=metrics["entropy"],
+            load_pressure=pressure[0],
+            latency_pressure=pressure[1],
+            reference_metric=reference,
         )
         self.update_schedules()
 

@@ -1,5 +1,7 @@
 """Builds an agent from the flags of `ppo_modular`: the one place where flags become objects."""
 
+from pathlib import Path
+
 import torch
 
 from vidur_ppo_plugin.config import PPOModularFlags, flag_name
@@ -11,12 +13,14 @@ from vidur_ppo_plugin.routing.prior import Prior
 
 from .agent import Agent, AgentParameters, Controllers
 from .curriculum import Curriculum
+from .demonstrations import load
 from .ppo import PPO, PPOParameters
 from .schedules import KlAdaptiveLearningRate, KlController, Schedule
+from .warm_start import CloningParameters, DemonstrationSet, clone
 
 
 def build_agent(flags: PPOModularFlags, *, num_replicas: int, delay_model: DelayModel) -> Agent:
-    """An untrained agent; every random choice follows from `flags.seed`."""
+    """An agent, untrained or cloned from demonstrations; every random choice follows from `flags.seed`."""
     # The networks are tiny: a second thread costs more than it brings, and adds up in another order.
     torch.set_num_threads(1)
     features = FeatureTable(
@@ -34,10 +38,13 @@ def build_agent(flags: PPOModularFlags, *, num_replicas: int, delay_model: Delay
         decoupled=flags.enable_decoupled_ac,
         flat_replicas=num_replicas if flags.enable_flat_network else 0,
     )
+    prior = Prior(flags.prior, weight=flags.prior_weight, delay_model=delay_model)
     ppo = PPO(ActorCritic(shape, flags.seed), ppo_parameters(flags), seed=flags.seed)
+    if flags.warm_start_file:
+        _warm_start(ppo, flags, features, prior)
     return Agent(
         features=features,
-        prior=Prior(flags.prior, weight=flags.prior_weight, delay_model=delay_model),
+        prior=prior,
         ppo=ppo,
         controllers=_controllers(flags),
         parameters=AgentParameters(
@@ -58,6 +65,41 @@ def build_curriculum(flags: PPOModularFlags, metric_names: list[str]) -> Curricu
     if curriculum.max_load > 1.0:
         raise ValueError(f"{flag}={flags.curriculum!r}: load must be at most 1, the workload's own rate")
     return curriculum
+
+
+def _warm_start(ppo: PPO, flags: PPOModularFlags, features: FeatureTable, prior: Prior) -> None:
+    """Load the demonstrations; clone the actor from them, unless its weights come from a checkpoint."""
+    flag, path = flag_name(type(flags), "warm_start_file"), Path(flags.warm_start_file)
+    demonstrations = load(path, feature_hash=features.hash, flag=flag)
+    if prior.name not in ("none", *demonstrations.priors):
+        raise ValueError(f"{flag}={path}: it has costs of the priors {demonstrations.priors}, not of {prior.name}")
+    size = ppo.network.shape.flat_replicas
+    if size and (demonstrations.num_replicas != size).any():
+        sizes = sorted(set(demonstrations.num_replicas.tolist()))
+        raise ValueError(f"{flag}={path}: it has decisions among {sizes} replicas; the flat network is for {size} only")
+    ppo.demonstrations = DemonstrationSet(demonstrations, prior)
+    if flags.load_checkpoint:
+        return
+    parameters = CloningParameters(
+        epochs=flags.bc_epochs,
+        lr=flags.bc_lr,
+        minibatch_size=flags.minibatch_size,
+        max_grad_norm=flags.max_grad_norm,
+    )
+    clone(ppo.network, demonstrations, prior, parameters, seed=flags.seed)
+    ppo.keep_reference()
+
+
+def check_resumed(agent: Agent, flags: PPOModularFlags) -> None:
+    """ValueError if a warm-started agent that was just loaded lacks the demonstrations it still learns from."""
+    weight = 0.0 if agent.controllers.bc_coef is None else agent.controllers.bc_coef.value(agent.num_decisions)
+    is_warm_started, has_demonstrations = agent.ppo.reference is not None, agent.ppo.demonstrations is not None
+    if is_warm_started and not has_demonstrations and weight > 0 and not flags.inference_only:
+        raise ValueError(
+            f"{flag_name(type(flags), 'warm_start_file')} must be given: the checkpoint was warm-started, and after "
+            f"{agent.num_decisions} decisions demonstrations still count with weight {weight:g}; to go on without "
+            f"them, set {flag_name(type(flags), 'bc_coef')} to 0"
+        )
 
 
 def ppo_parameters(flags: PPOModularFlags) -> PPOParameters:
@@ -127,4 +169,5 @@ def _controllers(flags: PPOModularFlags) -> Controllers:
             else None
         ),
         kl_ref_coef=Schedule(start=flags.kl_ref_coef, end=0.0, steps=flags.kl_ref_steps) if flags.kl_ref_coef else None,
+        bc_coef=Schedule(start=flags.bc_coef, end=0.0, steps=flags.bc_fade_steps) if flags.bc_coef else None,
     )

@@ -6,6 +6,7 @@ were made by another engine.
 """
 
 import copy
+import logging
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +19,14 @@ from vidur_ppo_plugin.policy.network import ActorCritic
 from .advantages import all_action_advantages, explained_variance, generalised_advantages
 from .normalise import RewardNormaliser, RunningMoments
 from .rollout import Rollout
+from .warm_start import DemonstrationSet
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PPOParameters:
-    """What an update does; `config.py` says when to raise and when to lower each."""
+    """What an update does; `ppo_flags.py` says when to raise and when to lower each."""
 
     lr: float = 3e-4
     gamma: float = 0.0
@@ -51,6 +55,8 @@ class Coefficients:
     entropy_coef: float
     kl_coef: float = 0.0
     kl_ref_coef: float = 0.0
+    # Above 0 only with demonstrations.
+    bc_coef: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +66,7 @@ class _Batch:
     replicas: Tensor
     request: Tensor
     prior_logits: Tensor
+    reference_logits: Tensor
     actions: Tensor
     temperatures: Tensor
     epsilons: Tensor
@@ -85,9 +92,17 @@ class PPO:
         self._generator = torch.Generator().manual_seed(seed)
         self._reward_normaliser = RewardNormaliser(parameters.gamma)
         self._return_moments = RunningMoments()
+        #: The cloned policy that `kl_ref_coef` pulls to; None: the prior.
+        self.reference: ActorCritic | None = None
+        #: What `bc_coef` weighs; None without a warm start.
+        self.demonstrations: DemonstrationSet | None = None
         # The critic's memory at the start of the next rollout.
         self._hidden = network.initial_hidden()
         self.num_updates = 0
+
+    def keep_reference(self) -> None:
+        """Make the policy as it is now the reference."""
+        self.reference = copy.deepcopy(self.network).requires_grad_(False)
 
     def update(self, rollout: Rollout, coefficients: Coefficients) -> dict[str, float]:
         """Learn from a rollout; returns what happened. NonFiniteUpdate leaves everything as it was."""
@@ -151,6 +166,10 @@ class PPO:
             encoded = self.network.encode(tensors["replicas"], tensors["request"])
             logits = self.network.logits(encoded, tensors["prior_logits"])
             old_log_probs = log_probabilities(logits, tensors["temperatures"], tensors["epsilons"])
+            reference_logits = tensors["prior_logits"]
+            if self.reference is not None:
+                encoded_by_reference = self.reference.encode(tensors["replicas"], tensors["request"])
+                reference_logits = self.reference.logits(encoded_by_reference, reference_logits)
             values, hiddens, next_value = self._values(encoded, rollout)
         mean, std = self._return_moments.mean, self._return_moments.std
         unscaled = values.numpy().astype(np.float64) * std + mean
@@ -169,6 +188,7 @@ class PPO:
         targets = (returns - self._return_moments.mean) / self._return_moments.std
         batch = _Batch(
             **tensors,
+            reference_logits=reference_logits,
             old_log_probs=old_log_probs,
             old_action_log_probs=old_log_probs.gather(1, tensors["actions"][:, None])[:, 0],
             old_values=values,
@@ -201,8 +221,14 @@ class PPO:
         policy_loss, metrics = self._policy_loss(batch, chosen, coefficients)
         value_loss = self._value_loss(batch, segment)
         loss = policy_loss + self.parameters.value_coef * value_loss
+        metrics["value_loss"] = value_loss.item()
+        if coefficients.bc_coef and self.demonstrations is not None:
+            bc_loss = self.demonstrations.loss(self.network, size=len(chosen), generator=self._generator)
+            loss = loss + coefficients.bc_coef * bc_loss
+            metrics["bc_loss"] = bc_loss.item()
         if not torch.isfinite(loss):
-            raise NonFiniteUpdate(f"the loss is not finite: policy {policy_loss.item()}, value {value_loss.item()}")
+            parts = {"policy": policy_loss.item(), "value": value_loss.item(), "cloning": metrics.get("bc_loss", 0.0)}
+            raise NonFiniteUpdate(f"the loss is not finite: {parts}")
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.parameters.max_grad_norm)
@@ -212,7 +238,7 @@ class PPO:
             ]
             raise NonFiniteUpdate(f"the gradient is not finite in {', '.join(names)}")
         self.optimizer.step()
-        return {**metrics, "value_loss": float(value_loss.item()), "grad_norm": float(norm)}
+        return {**metrics, "grad_norm": float(norm)}
 
     def _policy_loss(
         self, batch: _Batch, chosen: Tensor, coefficients: Coefficients
@@ -235,8 +261,8 @@ class PPO:
         loss = -surrogate - coefficients.entropy_coef * entropy + coefficients.kl_coef * kl + floor
         kl_reference = torch.zeros(())
         if coefficients.kl_ref_coef:
-            # The reference is the prior, at the same temperature.
-            reference = torch.log_softmax(batch.prior_logits[chosen] / batch.temperatures[chosen][:, None], dim=1)
+            # The prior or the cloned policy, at the same temperature.
+            reference = torch.log_softmax(batch.reference_logits[chosen] / batch.temperatures[chosen][:, None], dim=1)
             kl_reference = (reference.exp() * (reference - log_probs)).sum(dim=1).mean()
             loss = loss + coefficients.kl_ref_coef * kl_reference
         with torch.no_grad():
@@ -270,6 +296,8 @@ class PPO:
         """Everything that the next update depends on."""
         return {
             "network": self.network.state_dict(),
+            "reference": None if self.reference is None else self.reference.state_dict(),
+            "demonstrations": None if self.demonstrations is None else self.demonstrations.digest,
             "optimizer": self.optimizer.state_dict(),
             "generator": self._generator.get_state(),
             "rewards": self._reward_normaliser.state_dict(),
@@ -281,12 +309,23 @@ class PPO:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         self.network.load_state_dict(state["network"])
+        self._load_reference(state["reference"])
+        if self.demonstrations is not None and state["demonstrations"] not in (None, self.demonstrations.digest):
+            logger.warning("the demonstrations are not those of the checkpoint: learning will continue differently")
         self.optimizer.load_state_dict(state["optimizer"])
         self._generator.set_state(state["generator"])
         self._reward_normaliser.load_state_dict(state["rewards"])
         self._return_moments.load_state_dict(state["returns"])
         self._hidden = state["hidden"]
         self.num_updates = state["num_updates"]
+
+    def _load_reference(self, weights: dict[str, Any] | None) -> None:
+        if weights is None:
+            self.reference = None
+            return
+        self.keep_reference()
+        assert self.reference is not None
+        self.reference.load_state_dict(weights)
 
 
 def log_probabilities(logits: Tensor, temperatures: Tensor, epsilons: Tensor) -> Tensor:

@@ -38,6 +38,26 @@ def panels_of(group: Group, num_replicas: int) -> dict[str, list[str]]:
     return panels
 
 
+def describe(entity: str, project: str, num_replicas: int) -> str:
+    """What the view would contain, for people. Needs neither the network nor wandb-workspaces."""
+    place = f"{entity}/{project}" if entity else project
+    lines = [f"The view {VIEW_NAME!r} of {place}, {num_replicas} replicas, over {wandb_name(STEP)}:"]
+    for group in GROUPS:
+        lines += ["", group.title]
+        lines += [f"  {title}: {', '.join(names)}" for title, names in panels_of(group, num_replicas).items()]
+    return "\n".join([*lines, "", "Nothing was saved; --save saves it in W&B."])
+
+
+def default_entity() -> str:
+    """The W&B user or team of this machine's login; ValueError if there is none."""
+    import wandb
+
+    entity = wandb.Api().default_entity
+    if not entity:
+        raise ValueError("W&B knows no default entity here: give --entity")
+    return str(entity)
+
+
 def build_workspace(entity: str, project: str, num_replicas: int) -> Any:
     """The view as a `wandb_workspaces` object. Needs no network."""
     workspaces, reports = _import()

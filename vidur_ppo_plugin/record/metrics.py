@@ -51,8 +51,8 @@ _PROGRESS = _table(
 
 _REWARD = _table(
     REWARD,
-    ("total_reward", "reward", "Mean over the rollout of the reward that is learned from: the weighted sum of the "
-     "components of the chosen `reward_mode`, clipped only if the clip flags are set, before normalisation."),
+    ("total_reward", "reward", "Sum over the rollout of the reward that is learned from: by `reward_mode` the delay "
+     "or the weighted sum of the hybrid components, clipped only if the clip flags are set; before normalisation."),
     ("absolute_score", "reward", "throughput / `throughput_target` - `alpha` · latency / `latency_threshold`, over the "
      "sliding window. Before `absolute_weight`. (hybrid)"),
     ("delta_score", "reward", "Relative change of throughput minus relative change of latency, each against its moving "
@@ -93,8 +93,10 @@ _LEARNING = _table(
     ("kl_coef", "coefficient", "Weight of the KL penalty; adapted so that approx_kl stays near `target_kl`."),
     ("learning_rate", "coefficient", "Step size of the optimiser in this update."),
     ("entropy_coef", "coefficient", "Weight of the entropy bonus in this update."),
-    ("kl_reference", "nat", "KL from the policy to the warm-start reference; its weight decays to 0."),
-    ("bc_loss", "nat", "Cross-entropy against the demonstrations; its weight fades out."),
+    ("kl_reference", "nat", "KL(reference ‖ π); the reference is the cloned policy after a warm start, else the prior. "
+     "Its weight `kl_ref_coef` decays to 0."),
+    ("bc_loss", "nat", "Cross-entropy against minibatches of the demonstrations; empty once its weight `bc_coef` has "
+     "faded to 0."),
 )  # fmt: skip
 
 _EXPLORATION = _table(
@@ -103,7 +105,7 @@ _EXPLORATION = _table(
     ("temp_is_pulsing", "0 or 1", "1 while a temperature pulse (interval, stagnation, or worse than the reference) is "
      "on."),
     ("epsilon", "fraction", "Share of decisions taken uniformly at random."),
-    ("collapse_alarm", "0 or 1", "1 if one replica got nearly everything in this rollout."),
+    ("collapse_alarm", "0 or 1", "1 if one replica got more than `collapse_share` of the last 200 decisions."),
     ("safety_events", "count", "Violations of the hard latency limit since the last update."),
     ("curriculum_stage", "index", "Stage of the curriculum, from 0."),
 )  # fmt: skip
@@ -124,7 +126,7 @@ _CLUSTER = _table(
     ("throughput_requests", "requests/s", "Requests completed per simulated second since the last update."),
     ("throughput_tokens", "tokens/s", "Output tokens of these requests per simulated second."),
     ("batch_size", "requests", "Mean number of requests in a batch since the last update."),
-    ("load_spread", "fraction", "Coefficient of variation of the loads across replicas, mean over the decisions."),
+    ("load_spread", "requests", "Standard deviation across replicas of the requests in flight, at the update."),
 )
 
 _SHARES = _table(
@@ -136,7 +138,7 @@ _SHARES = _table(
 
 _TIME = _table(
     TIME,
-    ("time_simulating_share", "fraction", "Share of the wall-clock since the last update that the simulator took."),
+    ("time_simulating_share", "fraction", "Share of the wall-clock since the run began that the simulator took."),
     ("time_deciding_share", "fraction", "Share spent observing, scoring and sampling."),
     ("time_learning_share", "fraction", "Share spent in PPO updates."),
 )

@@ -1,5 +1,7 @@
 """The feature table: what the policy sees, from a snapshot and the request to place.
 
+`python -m vidur_ppo_plugin.routing.features > docs/features.md` writes its documentation anew.
+
 One table makes the vector, its names, its documentation and the hash that ties a checkpoint to it. Every feature is
 normalised (about [0, 1], a log scale, or a difference of those); none is an absolute time or an id. Dimensions follow
 from the table and from the number of waiting requests shown; nothing is typed in by hand.
@@ -8,12 +10,15 @@ Replicas are a set: a replica's features depend on its own figures and on symmet
 """
 
 import hashlib
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .heuristics import least_tokens
+from . import compiled
 from .snapshot import ROW, ClusterSnapshot, FloatArray, RequestInfo
 
 Float32Array = NDArray[np.float32]
@@ -65,8 +70,32 @@ _TRENDS = ("waiting", "prefill", "context", "load")
 _TREND_ROWS = np.array([_LEVEL_INDEX[name] for name in _TRENDS])
 _LOAD = _LEVEL_INDEX["load"]
 _WAITING = _LEVEL_INDEX["waiting"]
+_KV_USED = _LEVEL_INDEX["kv_used"]
+# Where the levels come from in a snapshot's matrix; waiting, load and KV use are computed from there.
+_LEVEL_ROWS = np.array(
+    [
+        ROW[name]
+        for name in (
+            "outstanding_requests",
+            "running_requests",
+            "prefill_tokens",
+            "context_tokens",
+            "decoded_tokens",
+            "oldest_wait_s",
+            "recent_latency_s",
+            "completion_rate_per_s",
+            "outstanding_requests",
+            "kv_blocks_used",
+        )
+    ]
+)
+# The last two rows of a snapshot, and of the features.
+_SPEED, _CACHED = ROW["speed_factor"], ROW["cached_prompt_tokens"]
 # Largest cluster that the number of replicas is measured against.
-_MAX_REPLICAS = 1024
+_LOG_MAX_REPLICAS = math.log(1024)
+# Up to here one compiled pass is faster than numpy, whose logarithms are vectorised.
+_MOST_COMPILED = 128
+_KERNEL = "vidur_ppo_plugin.routing.feature_kernel"
 
 
 class FeatureTable:
@@ -88,6 +117,7 @@ class FeatureTable:
         self._inverse_scales = np.array(
             [1.0 if scale is None else 1.0 / getattr(self.scales, scale) for _, _, scale, _ in _LEVELS]
         )[:, None]
+        self._level_scales: FloatArray = np.empty((0, 0))
         slots = [1.0 / self.scales.tokens] * num_waiting_slots + [1.0 / self.scales.seconds] * num_waiting_slots
         self._inverse_slot_scales = np.array(slots)[:, None]
         self._average: FloatArray | None = None
@@ -109,6 +139,17 @@ class FeatureTable:
         text = repr((self.replica_features, self.request_features, self.scales, self.trend_window))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    @property
+    def definition(self) -> dict[str, Any]:
+        """What it takes to build an equal table, and the names, as plain values: for checkpoints and exports."""
+        return {
+            "num_waiting_slots": self.num_waiting_slots,
+            "trend_window": self.trend_window,
+            "scales": asdict(self.scales),
+            "replica": [feature.name for feature in self.replica_features],
+            "request": [feature.name for feature in self.request_features],
+        }
+
     def reset(self) -> None:
         """Forget the trends: a new simulation begins."""
         self._average = self._last = None
@@ -117,64 +158,97 @@ class FeatureTable:
         self, snapshot: ClusterSnapshot, request: RequestInfo, chosen: NDArray[np.intp] | None = None
     ) -> Observation:
         """The observation of one decision, of all replicas or of the `chosen` ones; advances the trends."""
+        if chosen is None and snapshot.num_replicas <= _MOST_COMPILED:
+            kernel = compiled.load(_KERNEL, "observe")
+            if kernel is not None:
+                return self._observe_compiled(kernel, snapshot, request)
+        return self._observe(snapshot, request, chosen)
+
+    def _observe_compiled(
+        self, kernel: Callable[..., Any], snapshot: ClusterSnapshot, request: RequestInfo
+    ) -> Observation:
+        shape = (len(_TRENDS), snapshot.num_replicas)
+        is_first = self._average is None or self._average.shape != shape
+        if is_first:
+            self._average, self._last = np.empty(shape), np.empty(shape)
+        scales = self.scales
+        figures = (
+            request.prompt_tokens / scales.tokens,
+            request.since_last_arrival_s / scales.seconds,
+            request.arrival_rate_per_s / scales.rate_per_s,
+            snapshot.expected_decode_tokens / scales.tokens,
+        )
+        replicas, vector = kernel(
+            snapshot.values,
+            snapshot.waiting,
+            self._average,
+            self._last,
+            is_first,
+            _TREND_ROWS,
+            self._inverse_scales,
+            self._inverse_slot_scales,
+            self._ema_weight,
+            request.prompt_tokens,
+            figures,
+        )
+        return Observation(replicas, vector)
+
+    def _observe(self, snapshot: ClusterSnapshot, request: RequestInfo, chosen: NDArray[np.intp] | None) -> Observation:
+        """The same in numpy: the reference, and faster for large clusters."""
         levels = self._levels(snapshot)
-        trends = levels[_TREND_ROWS]
+        means = np.add.reduce(levels, axis=1, keepdims=True)
+        means /= levels.shape[1]
+        relative = levels - means
+        trends = levels.take(_TREND_ROWS, axis=0)
         if self._average is None or self._last is None or self._average.shape != trends.shape:
             self._average, self._last = trends.copy(), trends
-        request_vector = self._request_vector(snapshot, request, levels)
-        parts = [
-            levels,
-            levels - (levels.sum(axis=1) / snapshot.num_replicas)[:, None],
-            trends - self._average,
-            trends - self._last,
-            np.log1p(snapshot.waiting * self._inverse_slot_scales),
-            np.log(snapshot.values[ROW["speed_factor"] : ROW["speed_factor"] + 1]),
-            snapshot.values[ROW["cached_prompt_tokens"] : ROW["cached_prompt_tokens"] + 1] / request.prompt_tokens,
-        ]
-        self._average += self._ema_weight * (trends - self._average)
+        trend, change = trends - self._average, trends - self._last
+        self._average += self._ema_weight * trend
         self._last = trends
-        matrix = np.concatenate(parts)
+        request_vector = self._request_vector(snapshot, request, levels[_LOAD], relative[_LOAD], means)
+        waiting = snapshot.waiting
+        static = snapshot.values[_SPEED : _CACHED + 1]
         if chosen is not None:
-            matrix = matrix[:, chosen]
-        return Observation(matrix.T.astype(np.float32), request_vector)
+            # Only what is shown of a replica itself: what others see of it is in the means above.
+            levels, relative, trend, change, waiting, static = (
+                part.take(chosen, axis=1) for part in (levels, relative, trend, change, waiting, static)
+            )
+        slots = waiting * self._inverse_slot_scales
+        np.log1p(slots, out=slots)
+        matrix = np.concatenate((levels, relative, trend, change, slots, static))
+        np.log(matrix[-2], out=matrix[-2])
+        matrix[-1] /= request.prompt_tokens
+        return Observation(matrix.T.astype(np.float32, order="C"), request_vector)
 
     def _levels(self, snapshot: ClusterSnapshot) -> FloatArray:
-        raw = np.empty((len(_LEVELS), snapshot.num_replicas))
-        raw[0] = snapshot.waiting_requests
-        raw[1] = snapshot.running_requests
-        raw[2] = snapshot.prefill_tokens
-        raw[3] = snapshot.context_tokens
-        raw[4] = snapshot.decoded_tokens
-        raw[5] = snapshot.oldest_wait_s
-        raw[6] = snapshot.recent_latency_s
-        raw[7] = snapshot.completion_rate_per_s
-        raw[8] = least_tokens(snapshot)
-        raw[9] = snapshot.kv_blocks_used / snapshot.kv_blocks_total
-        raw *= self._inverse_scales
-        levels: FloatArray = np.log1p(raw)
-        return levels
+        levels: FloatArray = snapshot.values.take(_LEVEL_ROWS, axis=0)
+        levels[_WAITING] -= snapshot.running_requests
+        levels[_LOAD] = snapshot.token_load
+        levels[_KV_USED] /= snapshot.kv_blocks_total
+        if self._level_scales.shape != levels.shape:
+            # Repeated for each replica: numpy multiplies arrays of equal shapes several times as fast.
+            self._level_scales = np.array(np.broadcast_to(self._inverse_scales, levels.shape))
+        levels *= self._level_scales
+        return np.log1p(levels, out=levels)
 
-    def _request_vector(self, snapshot: ClusterSnapshot, request: RequestInfo, levels: FloatArray) -> Float32Array:
-        scales = self.scales
-        load = levels[_LOAD]
-        mean_load = load.sum() / len(load)
-        spread = load - mean_load
-        vector = np.array(
-            [
-                request.prompt_tokens / scales.tokens,
-                request.since_last_arrival_s / scales.seconds,
-                request.arrival_rate_per_s / scales.rate_per_s,
-                snapshot.expected_decode_tokens / scales.tokens,
-            ]
+    def _request_vector(
+        self, snapshot: ClusterSnapshot, request: RequestInfo, load: FloatArray, spread: FloatArray, means: FloatArray
+    ) -> Float32Array:
+        scales, log1p, size = self.scales, math.log1p, len(load)
+        return np.array(
+            (
+                log1p(request.prompt_tokens / scales.tokens),
+                log1p(request.since_last_arrival_s / scales.seconds),
+                log1p(request.arrival_rate_per_s / scales.rate_per_s),
+                log1p(snapshot.expected_decode_tokens / scales.tokens),
+                means[_LOAD, 0],
+                means[_WAITING, 0],
+                math.sqrt(spread.dot(spread) / size),
+                np.maximum.reduce(load) - np.minimum.reduce(load),
+                math.log(size) / _LOG_MAX_REPLICAS,
+            ),
+            dtype=np.float32,
         )
-        summary = (
-            mean_load,
-            levels[_WAITING].sum() / len(load),
-            np.sqrt(spread.dot(spread) / len(load)),
-            load.max() - load.min(),
-            np.log(len(load)) / np.log(_MAX_REPLICAS),
-        )
-        return np.concatenate((np.log1p(vector), summary)).astype(np.float32)
 
     def _replica_features(self) -> tuple[Feature, ...]:
         features = []
@@ -219,3 +293,35 @@ _REQUEST_FEATURES = (
     Feature("load_range", "log", "largest load - smallest load"),
     Feature("cluster_size", "log", "log(replicas) / log(1024)"),
 )
+
+
+def docs() -> str:
+    """The table as Markdown: docs/features.md."""
+    table = FeatureTable()
+    scales = ", ".join(f"{name} {value:g}" for name, value in asdict(table.scales).items())
+    lines = [
+        "# Features",
+        "",
+        "<!-- Generated: python -m vidur_ppo_plugin.routing.features > docs/features.md -->",
+        "",
+        "What the policy sees at a decision: a vector for each replica and one for the request and the cluster.",
+        "Nothing here is the true output length of a request that is not finished, an absolute time, or the id of a",
+        "replica. A scale is where a logarithm bends, about the typical value of the figure.",
+        "",
+        f"Scales: {scales}. The first three are the flags",
+        f"`request_scale`, `token_scale` and `time_scale_s`. Moving averages remember {table.trend_window} decisions",
+        f"(`trend_window`), {table.num_waiting_slots} waiting requests are shown (`max_queue_requests_per_replica`).",
+        "Names, formulas, scales and windows make the feature hash: a checkpoint with another one is refused.",
+        *_docs_section(f"Of each replica ({table.num_replica_features})", table.replica_features),
+        *_docs_section(f"Of the request and the cluster ({table.num_request_features})", table.request_features),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _docs_section(title: str, features: Sequence[Feature]) -> list[str]:
+    rows = [f"| `{feature.name}` | {feature.unit} | {feature.formula} |" for feature in features]
+    return ["", f"## {title}", "", "| feature | unit | formula |", "|---|---|---|", *rows]
+
+
+if __name__ == "__main__":
+    print(docs(), end="")

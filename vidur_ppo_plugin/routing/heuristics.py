@@ -9,7 +9,7 @@ import random
 import numpy as np
 
 from .delay_model import DelayModel
-from .snapshot import ClusterSnapshot, FloatArray, RequestInfo
+from .snapshot import CONTEXT_WEIGHT, REQUEST_WEIGHT, ClusterSnapshot, FloatArray, RequestInfo
 
 
 def least_outstanding(snapshot: ClusterSnapshot) -> FloatArray:
@@ -41,7 +41,7 @@ def least_kv(snapshot: ClusterSnapshot) -> FloatArray:
 
 
 def least_tokens(
-    snapshot: ClusterSnapshot, *, context_weight: float = 0.05, request_weight: float = 20.0
+    snapshot: ClusterSnapshot, *, context_weight: float = CONTEXT_WEIGHT, request_weight: float = REQUEST_WEIGHT
 ) -> FloatArray:
     """Prompt tokens still to prefill + 0.05 x tokens in context + 20 x requests in flight; hard to beat."""
     cost: FloatArray = (
@@ -63,8 +63,8 @@ def size_split(
     *,
     threshold_tokens: int,
     num_long_replicas: int,
-    context_weight: float = 0.05,
-    request_weight: float = 20.0,
+    context_weight: float = CONTEXT_WEIGHT,
+    request_weight: float = REQUEST_WEIGHT,
 ) -> FloatArray:
     """`least_tokens` among the last replicas for prompts above the threshold, among the others for the rest.
 
@@ -81,7 +81,6 @@ def size_split(
 
 def choose(cost: FloatArray, rng: random.Random) -> int:
     """Index of the lowest cost; of several equal ones each is equally likely, by the given generator."""
-    best = np.flatnonzero(cost == cost.min())
-    if len(best) == 1:
-        return int(best[0])
-    return int(best[rng.randrange(len(best))])
+    lowest = np.minimum.reduce(cost)
+    best = (cost == lowest).nonzero()[0]
+    return int(best[0] if len(best) == 1 else best[rng.randrange(len(best))])

@@ -34,7 +34,7 @@ class Prior:
             "none": lambda snapshot, request: np.zeros(snapshot.num_replicas),
             "least_outstanding": lambda snapshot, request: heuristics.least_outstanding(snapshot),
             "least_kv": lambda snapshot, request: heuristics.least_kv(snapshot),
-            "least_tokens": lambda snapshot, request: heuristics.least_tokens(snapshot),
+            "least_tokens": lambda snapshot, request: snapshot.token_load,
             "shortest_delay": lambda snapshot, request: heuristics.shortest_delay(
                 snapshot, request, delay_model=self._delay_model
             ),
@@ -46,5 +46,6 @@ class Prior:
 
     def logits(self, cost: FloatArray) -> Float32Array:
         """Zero for the best replica, negative for the others; the order is the heuristic's."""
-        logits: Float32Array = ((cost.min() - cost) * self._scale).astype(np.float32)
-        return logits
+        logits = np.minimum.reduce(cost) - cost
+        logits *= self._scale
+        return logits.astype(np.float32)  # type: ignore[no-any-return]

@@ -29,6 +29,10 @@ ROWS = {
 }
 ROW = {name: index for index, name in enumerate(ROWS)}
 
+# What a token in context and a request in flight weigh in `token_load`, in prompt tokens.
+CONTEXT_WEIGHT = 0.05
+REQUEST_WEIGHT = 20.0
+
 
 @dataclass(frozen=True)
 class RequestInfo:
@@ -57,7 +61,7 @@ class ClusterSnapshot:
     speed_factor: FloatArray
     cached_prompt_tokens: FloatArray
 
-    __slots__ = (*ROWS, "expected_decode_tokens", "kv_block_size", "now_s", "values", "waiting")
+    __slots__ = (*ROWS, "_token_load", "expected_decode_tokens", "kv_block_size", "now_s", "values", "waiting")
 
     def __init__(
         self,
@@ -70,6 +74,7 @@ class ClusterSnapshot:
     ) -> None:
         self.now_s = now_s
         self.values = values
+        self._token_load: FloatArray | None = None
         #: The first k waiting requests of each replica: [2k, replicas], k rows of prompt tokens, then k rows of ages
         #: in seconds; 0 where fewer are waiting.
         self.waiting: FloatArray = np.zeros((0, values.shape[1])) if waiting is None else waiting
@@ -101,6 +106,15 @@ class ClusterSnapshot:
     def waiting_requests(self) -> FloatArray:
         """Requests sent there and not admitted yet."""
         return self.outstanding_requests - self.running_requests
+
+    @property
+    def token_load(self) -> FloatArray:
+        """The score of `heuristics.least_tokens` at its usual weights, computed once: prior and features want it."""
+        if self._token_load is None:
+            self._token_load = (
+                self.prefill_tokens + CONTEXT_WEIGHT * self.context_tokens + REQUEST_WEIGHT * self.outstanding_requests
+            )
+        return self._token_load
 
 
 class ReplicaSource(Protocol):

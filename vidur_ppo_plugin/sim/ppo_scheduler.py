@@ -15,14 +15,15 @@ from vidur.logger import init_logger
 from vidur.scheduler.global_scheduler.base_global_scheduler import BaseGlobalScheduler
 
 from vidur_ppo_plugin import __version__, checkpoint
-from vidur_ppo_plugin.config import check_scheduler, speed_factors
+from vidur_ppo_plugin.config import check_scheduler, flag_name, speed_factors
 from vidur_ppo_plugin.learn.alarms import CollapseAlarm, SafetyLimit
-from vidur_ppo_plugin.learn.build import build_agent, build_curriculum
+from vidur_ppo_plugin.learn.build import build_agent, build_curriculum, check_resumed
 from vidur_ppo_plugin.learn.ppo import NonFiniteUpdate
 from vidur_ppo_plugin.record.metrics import header
 from vidur_ppo_plugin.record.progress import Progress
 from vidur_ppo_plugin.record.recorder import Recorder
 from vidur_ppo_plugin.record.wandb_sink import open_run
+from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.features import Observation
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot
 
@@ -33,6 +34,7 @@ from .ppo_statistics import RunStatistics
 from .replica_source import VidurReplicaSource
 from .roofline_predictor import build_roofline
 from .schedulers import build_delay_model, prefill_chunk_size
+from .teachers import DEMONSTRATIONS_FILE, Demonstrator
 
 logger = init_logger("vidur.vidur_ppo_plugin")
 # What the rest of the package logs (switches of stages, alarms) belongs into Vidur's log too.
@@ -59,7 +61,8 @@ class PPOModularScheduler(BaseGlobalScheduler):
             num_waiting_slots=flags.max_queue_requests_per_replica,
             on_completion=self._on_completion,
         )
-        self.agent = build_agent(flags, num_replicas=len(replicas), delay_model=build_delay_model(config))
+        delay_model = build_delay_model(config)
+        self.agent = build_agent(flags, num_replicas=len(replicas), delay_model=delay_model)
         roofline = build_roofline(config.cluster_config.replica_config, config.execution_time_predictor_config)
         cost = drain_cost(roofline, prefill_chunk_size(config))
         self._rewards = RewardTracker(flags, self._source, cost=cost, speed_factors=speeds)
@@ -81,7 +84,9 @@ class PPOModularScheduler(BaseGlobalScheduler):
         )
         if flags.load_checkpoint:
             self._load(Path(flags.load_checkpoint))
-        self._recorder = None if flags.inference_only else self._open_recorder()
+        self._demonstrator = self._build_demonstrator(delay_model) if flags.demonstrate_with else None
+        self._is_learning = not (flags.inference_only or flags.demonstrate_with)
+        self._recorder = self._open_recorder() if self._is_learning else None
         self._progress = Progress(total=getattr(config.request_generator_config, "num_requests", None))
         self._is_finished = False
         self._now_s = 0.0
@@ -91,10 +96,27 @@ class PPOModularScheduler(BaseGlobalScheduler):
             "(%s; reward %s, prior %s, %d features)",
             __version__,
             len(replicas),
-            "inference" if flags.inference_only else "learning",
+            self._activity(),
             flags.reward_mode,
             flags.prior,
             self.agent.features.num_replica_features,
+        )
+
+    def _activity(self) -> str:
+        if self._flags.demonstrate_with:
+            return f"demonstrating with {self._flags.demonstrate_with}"
+        return "learning" if self._is_learning else "inference"
+
+    def _build_demonstrator(self, delay_model: DelayModel) -> Demonstrator:
+        flags = self._flags
+        file = flags.demonstrations_file
+        return Demonstrator(
+            flags.demonstrate_with,
+            Path(file) if file else self._output_dir / DEMONSTRATIONS_FILE,
+            features=self.agent.features,
+            delay_model=delay_model,
+            seed=flags.seed,
+            flag=flag_name(type(flags), "demonstrations_file"),
         )
 
     def _open_recorder(self) -> Recorder:
@@ -120,7 +142,7 @@ class PPOModularScheduler(BaseGlobalScheduler):
         now_s = self._request_queue[-1].arrived_at if self._request_queue else self._now_s
         for request in self._request_queue:
             try:
-                index = self._place(request, now_s)
+                index = self._place(request, now_s) if self._demonstrator is None else self._demonstrate(request, now_s)
             except FloatingPointError:
                 self._abandon()
                 raise
@@ -132,7 +154,7 @@ class PPOModularScheduler(BaseGlobalScheduler):
     def _place(self, request: Any, now_s: float) -> int:
         started_s = time.perf_counter()
         self._now_s = now_s
-        agent, is_learning = self.agent, not self._flags.inference_only
+        agent, is_learning = self.agent, self._is_learning
         info = self._source.request_info(request)
         snapshot = self._source.snapshot(now_s)
         allowed = None if self._limit is None else self._limit.allowed(snapshot.oldest_wait_s)
@@ -157,6 +179,16 @@ class PPOModularScheduler(BaseGlobalScheduler):
         self._statistics.add_times(deciding_s=time.perf_counter() - started_s - learning_s, learning_s=learning_s)
         return index
 
+    def _demonstrate(self, request: Any, now_s: float) -> int:
+        """In place of `_place`: a teacher decides, and nothing is learned."""
+        assert self._demonstrator is not None
+        self._now_s = now_s
+        info = self._source.request_info(request)
+        index = self._demonstrator.decide(self._source.snapshot(now_s), info)
+        self.agent.count(index)
+        self._progress.update(self.agent.num_decisions, now_s, self._statistics.recent_latency_s, None)
+        return index
+
     def _settle_last(self, now_s: float, snapshot: ClusterSnapshot) -> None:
         if self._rewards.mode != "marginal_delay" and self.agent.awaits_reward:
             self.agent.settle(self._rewards.since_last_decision(now_s, snapshot))
@@ -176,7 +208,10 @@ class PPOModularScheduler(BaseGlobalScheduler):
         latency_pressure = min(1.0, latency_s / (2.0 * self._flags.latency_threshold)) if latency_s > 0 else 0.0
         try:
             metrics = self.agent.learn(
-                next_observation, metric=latency_s or None, pressure=(min(1.0, load_pressure), latency_pressure)
+                next_observation,
+                metric=latency_s or None,
+                pressure=(min(1.0, load_pressure), latency_pressure),
+                reference=self._statistics.reference_latency_s,
             )
         except NonFiniteUpdate as error:
             logger.error("ppo_modular: update skipped, the weights are those before it: %s", error)
@@ -209,7 +244,8 @@ class PPOModularScheduler(BaseGlobalScheduler):
         self._recorder.record(row)
 
     def _on_completion(self, index: int, request: Any) -> None:
-        self._rewards.on_completion(request)
+        if self._is_learning:
+            self._rewards.on_completion(request)
         self._statistics.add_completion(request)
         if self._limit is not None:
             self._limit.on_completion(request._completed_at - request._arrived_at)
@@ -229,7 +265,9 @@ class PPOModularScheduler(BaseGlobalScheduler):
         self._is_finished = True
         atexit.unregister(self.finish)
         self._progress.close()
-        if not self._flags.inference_only:
+        if self._demonstrator is not None:
+            self._demonstrator.finish()
+        if self._is_learning:
             end_s = max(self._now_s, self._statistics.last_completion_s)
             snapshot = self._source.snapshot(end_s)
             self._now_s = end_s
@@ -255,6 +293,7 @@ class PPOModularScheduler(BaseGlobalScheduler):
     def _metadata(self) -> dict[str, Any]:
         return {
             "feature_hash": self.agent.features.hash,
+            "features": self.agent.features.definition,
             "network": self.agent.ppo.network.shape.to_dict(),
             "prior": self._flags.prior,
             "prior_weight": self._flags.prior_weight,
@@ -280,6 +319,7 @@ class PPOModularScheduler(BaseGlobalScheduler):
         expected = {key: self._metadata()[key] for key in ("feature_hash", "network", "prior", "prior_weight")}
         checkpoint.check_compatible(loaded.metadata, expected)
         self.agent.load_state_dict(loaded.state["agent"])
+        check_resumed(self.agent, self._flags)
         self._rewards.load_state_dict(loaded.state["rewards"])
         if self._curriculum is not None and loaded.state["curriculum"] is not None:
             self._curriculum.load_state_dict(loaded.state["curriculum"])

@@ -4,6 +4,10 @@ Counters are kept up to date by hooks on each replica scheduler instance:
 - `on_schedule` admits requests and preempts them (Vidur does both there, not in `on_batch_end`);
 - `free` is called exactly once for every completion and every preemption;
 - `on_batch_end` makes progress: prompt tokens prefilled, tokens generated.
+
+They run for each batch, ten times as often as decisions are made. So they do little: what can be read off a replica
+scheduler at any time (who waits, who holds blocks) is read when a snapshot is taken, of the replicas that moved since
+the last. Single numbers are written through a memoryview, three times as fast as through the array that it shows.
 """
 
 import math
@@ -11,8 +15,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from vidur.entities import Batch
 
-from vidur_ppo_plugin.routing.snapshot import ROW, ROWS, ClusterSnapshot, RequestInfo
+from vidur_ppo_plugin.routing.snapshot import ROW, ROWS, ClusterSnapshot, FloatArray, RequestInfo
 
 _OUTSTANDING = ROW["outstanding_requests"]
 _RUNNING = ROW["running_requests"]
@@ -49,12 +54,15 @@ class VidurReplicaSource:
         """
         self.num_replicas = len(replica_schedulers)
         self._schedulers = list(replica_schedulers)
+        self._admitted = [_admitted_requests(scheduler) for scheduler in self._schedulers]
         self._counters = np.zeros((len(ROWS), self.num_replicas))
+        # The same numbers; row r of replica i is at r * num_replicas + i.
+        self._cells = _cells(self._counters)
+        # Replicas whose occupancy and queue may have changed since they were last read.
+        self._moved: set[int] = set()
         self._counters[_SPEED] = speed_factors
         self._counters[_KV_TOTAL] = [_kv_blocks_total(scheduler) for scheduler in self._schedulers]
         self._kv_block_size = int(self._schedulers[0]._cache_config.block_size)
-        # Arrival time of the request at the head of each waiting queue; the row holds its age only in a snapshot.
-        self._oldest_arrival_s = np.full(self.num_replicas, np.nan)
         # Requests in flight of each replica: id -> (request, its prompt length; a preemption rewrites Vidur's).
         self._in_flight: list[dict[int, tuple[Any, int]]] = [{} for _ in self._schedulers]
         self._initial_decode_tokens = initial_decode_tokens
@@ -65,10 +73,16 @@ class VidurReplicaSource:
         self.num_batches = 0
         self.num_batched_requests = 0
         self._num_waiting_slots = num_waiting_slots
+        # At least the oldest request is kept, for its age.
         self._num_heads = max(1, num_waiting_slots)
-        # Rows as in ClusterSnapshot.waiting, but with arrival times for ages.
-        self._waiting = np.zeros((2 * num_waiting_slots, self.num_replicas))
+        # Rows as in ClusterSnapshot.waiting, but with arrival times for ages: infinite where nobody waits, so that the
+        # age is negative there and cut off at 0.
+        self._waiting = np.zeros((2 * self._num_heads, self.num_replicas))
+        self._waiting[self._num_heads :] = np.inf
+        self._waiting_cells = _cells(self._waiting)
+        self._num_shown = [0] * self.num_replicas
         self._rate_updated_s = np.zeros(self.num_replicas)
+        self._rate_updated_cells = _cells(self._rate_updated_s)
         self._last_arrival_s: float | None = None
         self._arrival_rate_per_s = 0.0
         for index, scheduler in enumerate(self._schedulers):
@@ -83,22 +97,23 @@ class VidurReplicaSource:
 
     def snapshot(self, now_s: float) -> ClusterSnapshot:
         """The cluster as of `now_s`."""
-        values = self._counters.copy()
-        ages = now_s - self._oldest_arrival_s
-        np.nan_to_num(ages, copy=False, nan=0.0)
-        values[_OLDEST] = ages
-        values[_RATE] *= np.exp((self._rate_updated_s - now_s) / _RATE_WINDOW_S)
-        waiting = self._waiting
-        if self._num_waiting_slots:
-            waiting = waiting.copy()
-            slots = self._num_waiting_slots
-            waiting[slots:] = np.where(waiting[:slots] > 0, now_s - waiting[slots:], 0.0)
+        for index in self._moved:
+            self._read_occupancy(index)
+        self._moved.clear()
+        values, waiting, heads = self._counters.copy(), self._waiting.copy(), self._num_heads
+        ages_s = waiting[heads:]
+        np.subtract(now_s, ages_s, out=ages_s)
+        np.maximum(ages_s, 0.0, out=ages_s)
+        values[_OLDEST] = ages_s[0]
+        decay = self._rate_updated_s - now_s
+        decay /= _RATE_WINDOW_S
+        values[_RATE] *= np.exp(decay, out=decay)
         return ClusterSnapshot(
             now_s,
             values,
             kv_block_size=self._kv_block_size,
             expected_decode_tokens=self.expected_decode_tokens,
-            waiting=waiting,
+            waiting=waiting if self._num_waiting_slots else None,
         )
 
     def request_info(self, request: Any) -> RequestInfo:
@@ -117,26 +132,27 @@ class VidurReplicaSource:
 
     def on_dispatch(self, index: int, request: Any) -> None:
         """Count a request that was just sent to a replica (Vidur hands it over only after the last decision)."""
-        counters = self._counters
-        num_waiting = int(counters[_OUTSTANDING, index] - counters[_RUNNING, index])
-        if num_waiting == 0:
-            self._oldest_arrival_s[index] = request.arrived_at
-        if num_waiting < self._num_waiting_slots:
-            self._waiting[num_waiting, index] = request.num_prefill_tokens
-            self._waiting[num_waiting + self._num_waiting_slots, index] = request.arrived_at
-        counters[_OUTSTANDING, index] += 1
-        counters[_PREFILL, index] += request.num_prefill_tokens
-        self._in_flight[index][request.id] = (request, request.num_prefill_tokens)
+        if index in self._moved:
+            self._moved.remove(index)
+            self._read_occupancy(index)
+        cells, size = self._cells, self.num_replicas
+        prompt_tokens = request.num_prefill_tokens
+        num_waiting = int(cells[_OUTSTANDING * size + index] - cells[_RUNNING * size + index])
+        if num_waiting < self._num_heads:
+            self._show(index, num_waiting, prompt_tokens, request.arrived_at)
+            self._num_shown[index] = num_waiting + 1
+        cells[_OUTSTANDING * size + index] += 1
+        cells[_PREFILL * size + index] += prompt_tokens
+        self._in_flight[index][request.id] = (request, prompt_tokens)
 
     def _hook(self, index: int, scheduler: Any) -> None:
         """Wrap the three methods on the instance; other simulations in this process are not touched."""
         on_schedule, free, on_batch_end = scheduler.on_schedule, scheduler.free, scheduler.on_batch_end
-        admitted = _admitted_requests(scheduler)
+        has_moved = self._moved.add
 
         def hooked_on_schedule(time: float) -> Any:
-            batch = on_schedule(time)
-            self._update_occupancy(index, scheduler, admitted)
-            return batch
+            has_moved(index)
+            return on_schedule(time)
 
         def hooked_free(*request_ids: int) -> None:
             free(*request_ids)
@@ -144,77 +160,85 @@ class VidurReplicaSource:
                 self._on_free(index, request_id)
 
         def hooked_on_batch_end(batch: Any) -> None:
+            has_moved(index)
             on_batch_end(batch)
             self._on_progress(index, batch)
-            self._update_occupancy(index, scheduler, admitted)
 
         scheduler.on_schedule = hooked_on_schedule
         scheduler.free = hooked_free
         scheduler.on_batch_end = hooked_on_batch_end
 
-    def _update_occupancy(self, index: int, scheduler: Any, admitted: Callable[[], int]) -> None:
-        counters = self._counters
-        counters[_RUNNING, index] = admitted()
-        counters[_KV_USED, index] = scheduler.num_allocated_blocks
-        # The mnemosyne family queues (priority, request) pairs.
-        heads = [head[1] if type(head) is tuple else head for head in scheduler._request_queue[: self._num_heads]]
-        self._oldest_arrival_s[index] = heads[0]._arrived_at if heads else np.nan
-        slots = self._num_waiting_slots
-        if slots:
-            padding = [0.0] * (slots - len(heads))
-            self._waiting[:slots, index] = [head._num_prefill_tokens for head in heads] + padding
-            self._waiting[slots:, index] = [head._arrived_at for head in heads] + padding
+    def _read_occupancy(self, index: int) -> None:
+        cells, size, scheduler = self._cells, self.num_replicas, self._schedulers[index]
+        cells[_RUNNING * size + index] = self._admitted[index]()
+        cells[_KV_USED * size + index] = scheduler.num_allocated_blocks
+        queue, num_shown = scheduler._request_queue, self._num_shown[index]
+        if not queue and not num_shown:
+            return
+        heads = queue[: self._num_heads]
+        for slot, head in enumerate(heads):
+            # The mnemosyne family queues (priority, request) pairs.
+            request = head[1] if type(head) is tuple else head
+            self._show(index, slot, request._num_prefill_tokens, request._arrived_at)
+        for slot in range(len(heads), num_shown):
+            self._show(index, slot, 0.0, math.inf)
+        self._num_shown[index] = len(heads)
+
+    def _show(self, index: int, slot: int, prompt_tokens: float, arrived_at_s: float) -> None:
+        cells, first = self._waiting_cells, slot * self.num_replicas + index
+        cells[first] = prompt_tokens
+        cells[first + self._num_heads * self.num_replicas] = arrived_at_s
 
     def _on_free(self, index: int, request_id: int) -> None:
         in_flight = self._in_flight[index]
         request, prompt_tokens = in_flight[request_id]
+        cells, size = self._cells, self.num_replicas
         if request._completed:
             del in_flight[request_id]
-            self._counters[_OUTSTANDING, index] -= 1
-            self._counters[_CONTEXT, index] -= request._num_processed_tokens
+            cells[_OUTSTANDING * size + index] -= 1
+            cells[_CONTEXT * size + index] -= request._num_processed_tokens
             self._on_completed(index, request, request.total_tokens - prompt_tokens)
             return
         # Preempted: its progress is lost, and Vidur has already forgotten how much that was. Rare: count anew.
-        self._counters[_PREFILL, index] = sum(
+        cells[_PREFILL * size + index] = sum(
             request._num_prefill_tokens - request._num_processed_tokens
             for request, _ in in_flight.values()
             if not request._is_prefill_complete
         )
-        self._counters[_CONTEXT, index] = sum(request._num_processed_tokens for request, _ in in_flight.values())
+        cells[_CONTEXT * size + index] = sum(request._num_processed_tokens for request, _ in in_flight.values())
 
     def _on_completed(self, index: int, request: Any, decode_tokens: int) -> None:
-        counters, now_s = self._counters, request._completed_at
-        counters[_DECODED, index] -= decode_tokens
+        cells, size, now_s = self._cells, self.num_replicas, request._completed_at
+        cells[_DECODED * size + index] -= decode_tokens
         self._finished_requests += 1
         self._finished_decode_tokens += decode_tokens
-        latency_s, mean_s = now_s - request._arrived_at, counters[_LATENCY, index]
-        counters[_LATENCY, index] = mean_s + _LATENCY_WEIGHT * (latency_s - mean_s) if mean_s > 0 else latency_s
-        decay = math.exp((self._rate_updated_s[index] - now_s) / _RATE_WINDOW_S)
-        counters[_RATE, index] = counters[_RATE, index] * decay + 1.0 / _RATE_WINDOW_S
-        self._rate_updated_s[index] = now_s
+        latency_s, mean_s = now_s - request._arrived_at, cells[_LATENCY * size + index]
+        cells[_LATENCY * size + index] = mean_s + _LATENCY_WEIGHT * (latency_s - mean_s) if mean_s > 0 else latency_s
+        decay = math.exp((self._rate_updated_cells[index] - now_s) / _RATE_WINDOW_S)
+        cells[_RATE * size + index] = cells[_RATE * size + index] * decay + 1.0 / _RATE_WINDOW_S
+        self._rate_updated_cells[index] = now_s
         if self._on_completion is not None:
             self._on_completion(index, request)
 
     def _on_progress(self, index: int, batch: Any) -> None:
-        self.num_batches += 1
-        self.num_batched_requests += len(batch._requests)
-        sub_batches = getattr(batch, "batch_mapping", None)
-        if sub_batches is None:
-            self._count_batch(index, batch)
-        elif len(sub_batches) == 1:
-            self._count_batch(index, *sub_batches.values())
-        else:
-            self._count_kv_parallel_batch(index, batch)
-
-    def _count_batch(self, index: int, batch: Any) -> None:
         """Add a finished batch's tokens: one each for decodes, a chunk for each prefill."""
+        requests = batch._requests
+        self.num_batches += 1
+        self.num_batched_requests += len(requests)
+        if type(batch) is not Batch:
+            sub_batches = batch.batch_mapping
+            if len(sub_batches) > 1:
+                self._count_kv_parallel_batch(index, batch)
+                return
+            (batch,) = sub_batches.values()
+        cells, size = self._cells, self.num_replicas
         new_context = batch._total_num_q_tokens
         prefilled = batch._num_prefill_tokens
         if prefilled:
-            self._counters[_PREFILL, index] -= prefilled
-            new_context += _first_tokens(batch._requests)
-        self._counters[_CONTEXT, index] += new_context
-        self._counters[_DECODED, index] += new_context - prefilled
+            cells[_PREFILL * size + index] -= prefilled
+            new_context += _first_tokens(requests)
+        cells[_CONTEXT * size + index] += new_context
+        cells[_DECODED * size + index] += new_context - prefilled
 
     def _count_kv_parallel_batch(self, index: int, batch: Any) -> None:
         """The same where a request's KV cache spans groups: it is in several sub-batches and counts once."""
@@ -224,10 +248,16 @@ class VidurReplicaSource:
             for request in batch._requests
             if not request._is_prefill_complete or _is_first_token(request)
         )
-        self._counters[_PREFILL, index] -= prefilled
+        cells, size = self._cells, self.num_replicas
+        cells[_PREFILL * size + index] -= prefilled
         new_context = sum(tokens.values()) + _first_tokens(batch._requests)
-        self._counters[_CONTEXT, index] += new_context
-        self._counters[_DECODED, index] += new_context - prefilled
+        cells[_CONTEXT * size + index] += new_context
+        cells[_DECODED * size + index] += new_context - prefilled
+
+
+def _cells(matrix: FloatArray) -> "memoryview[float]":
+    """The numbers of a contiguous array one after the other, to read and write singly."""
+    return memoryview(matrix.reshape(-1))  # type: ignore[arg-type]
 
 
 def _is_first_token(request: Any) -> bool:
@@ -239,7 +269,11 @@ def _is_first_token(request: Any) -> bool:
 
 
 def _first_tokens(requests: Sequence[Any]) -> int:
-    return sum(1 for request in requests if _is_first_token(request))
+    count = 0
+    for request in requests:  # _is_first_token, written out: this runs for each request of most batches
+        if request._num_processed_tokens == request._num_prefill_tokens + 1 and request._is_prefill_complete:
+            count += 1
+    return count
 
 
 def _admitted_requests(scheduler: Any) -> Callable[[], int]:

@@ -1,0 +1,42 @@
+"""Compiles functions with numba, which comes with Vidur, where numpy's calls cost more than the work in them.
+
+Each compiled function has a twin in numpy that is the reference and the fallback: `load` gives None where numba is
+missing, does not fit numpy, or finds no place to keep what it compiled.
+"""
+
+import functools
+import importlib
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+def compiled(function: Callable[..., Any], *, keep: bool = False, fastmath: Any = False) -> Callable[..., Any]:
+    """The function, compiled at its first call; `keep`: in a cache on disk. For modules that `load` imports."""
+    import numba
+
+    config: Any = numba.config
+    given = config.CACHE_DIR
+    # Beside the source, which is numba's first choice, compiled files would survive an uninstallation.
+    own = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vidur_ppo_plugin"
+    config.CACHE_DIR = given or str(own)
+    try:
+        result: Callable[..., Any] = numba.njit(cache=keep, fastmath=fastmath, error_model="numpy")(function)
+    finally:
+        config.CACHE_DIR = given
+    return result
+
+
+@functools.cache
+def load(module: str, name: str) -> Callable[..., Any] | None:
+    """A compiled function by its module and name, or None; numba is imported only here."""
+    try:
+        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except (ImportError, RuntimeError) as error:
+        logger.info("%s runs in numpy, numba cannot be used: %s", name, error)
+        return None
+    return function

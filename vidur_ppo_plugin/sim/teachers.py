@@ -1,0 +1,93 @@
+"""Teachers in the simulation: known routers that decide in place of the policy, while what they do is recorded."""
+
+import logging
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from vidur_ppo_plugin.learn import demonstrations
+from vidur_ppo_plugin.routing import heuristics
+from vidur_ppo_plugin.routing.delay_model import DelayModel
+from vidur_ppo_plugin.routing.features import FeatureTable
+from vidur_ppo_plugin.routing.mixture import parse_mixture
+from vidur_ppo_plugin.routing.prior import Prior
+from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, FloatArray, RequestInfo
+
+logger = logging.getLogger(__name__)
+
+DEMONSTRATIONS_FILE = "demonstrations.npz"
+Teacher = Callable[[ClusterSnapshot, RequestInfo], int]
+
+
+def build_teacher(name: str, *, seed: int, delay_model: DelayModel) -> Teacher:
+    """A teacher that places requests as the scheduler of that name does, with the same seed for ties."""
+    rng = random.Random(seed)
+    if name == "round_robin":
+        return _RoundRobin()
+    if name == "random":
+        return lambda snapshot, request: rng.randrange(snapshot.num_replicas)
+    if name == "lor":  # Vidur's: waiting requests only, and the first replica on ties
+        return lambda snapshot, request: int(np.argmin(snapshot.waiting_requests))
+    costs: dict[str, Callable[[ClusterSnapshot, RequestInfo], FloatArray]] = {
+        "least_outstanding": lambda snapshot, request: heuristics.least_outstanding(snapshot),
+        "power_of_two": lambda snapshot, request: heuristics.power_of_two(snapshot, rng),
+        "least_kv": lambda snapshot, request: heuristics.least_kv(snapshot),
+        "least_tokens": lambda snapshot, request: heuristics.least_tokens(snapshot),
+        "shortest_delay": lambda snapshot, request: heuristics.shortest_delay(
+            snapshot, request, delay_model=delay_model
+        ),
+    }
+    cost = costs[name]
+    return lambda snapshot, request: heuristics.choose(cost(snapshot, request), rng)
+
+
+class _RoundRobin:
+    """Replicas in turn."""
+
+    def __init__(self) -> None:
+        self._counter = -1
+
+    def __call__(self, snapshot: ClusterSnapshot, request: RequestInfo) -> int:
+        self._counter += 1
+        return self._counter % snapshot.num_replicas
+
+
+class Demonstrator:
+    """Decides with teachers, each drawn by its share of the mixture, and keeps every decision for the file."""
+
+    def __init__(
+        self, mixture: str, path: Path, *, features: FeatureTable, delay_model: DelayModel, seed: int, flag: str
+    ) -> None:
+        """`flag` is the one that names the file, for the error if it cannot be written: now, not after the run."""
+        if path.is_dir():
+            raise ValueError(f"{flag} must be a file, got the directory {path}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shares = parse_mixture(mixture)
+        self._path = path
+        self._features = features
+        self._priors = [Prior(name, weight=1.0, delay_model=delay_model) for name in demonstrations.PRIORS]
+        self._teachers = [build_teacher(name, seed=seed, delay_model=delay_model) for name in shares]
+        self._shares = list(shares.values())
+        # Its own generator: who decides must not depend on how the one before broke ties.
+        self._rng = random.Random(f"mixture {seed}")
+        self._buffer = demonstrations.DemonstrationBuffer(feature_hash=features.hash, teachers=shares)
+
+    def decide(self, snapshot: ClusterSnapshot, request: RequestInfo) -> int:
+        """The replica that the teacher whose turn it is chooses; all replicas are recorded, whatever max_candidates."""
+        teacher = self._teachers[0]
+        if len(self._teachers) > 1:
+            teacher = self._rng.choices(self._teachers, self._shares)[0]
+        action = teacher(snapshot, request)
+        costs = np.stack([prior.cost(snapshot, request) for prior in self._priors], axis=1)
+        self._buffer.add(self._features.observe(snapshot, request), costs, action)
+        return action
+
+    def finish(self) -> None:
+        """Write the file; nothing if there was no decision."""
+        if not len(self._buffer):
+            logger.warning("demonstrations: no decision was made, %s is not written", self._path)
+            return
+        demonstrations.save(self._buffer.collect(), self._path)
+        logger.info("demonstrations: %d decisions written to %s", len(self._buffer), self._path)
