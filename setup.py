@@ -121,6 +121,7 @@ setup(
         "vidur>=0.0.26,<0.0.27",
         "torch>=2.2",
         "numpy>=1.26",
+        "numba>=0.60",
         "simple-parsing>=0.1.5",
         "PyYAML>=6.0",
         "packaging>=22",
