@@ -3,7 +3,7 @@
     python benchmarks/online_learning.py [--scenario documents|speeds|arxiv] [--train-requests N] [--seeds N] [--json]
 
 Scenarios are those of `baselines.py`. Training uses seed 7 and the defaults of `ppo_modular` (`--flag NAME=VALUE`
-changes one); every scheduler then gets the same requests for each of the held-out seeds, from 200 on. The table shows
+changes one); every scheduler then gets the same requests for each of the held-out seeds, from 300 on. The table shows
 the change against the prior, least_tokens, paired by seed: mean and standard deviation over seeds.
 """
 
@@ -24,7 +24,7 @@ from vidur_ppo_plugin.record.outcome import Outcome
 PREFIX = "p_p_o_global_scheduler_modular_config_"
 PRIOR = "least_tokens"
 TRAINING_SEED = 7
-FIRST_HELD_OUT_SEED = 200
+FIRST_HELD_OUT_SEED = 300
 COMPARED = (PRIOR, "round_robin", "least_outstanding", "shortest_delay", "size_split", "ppo_modular")
 
 

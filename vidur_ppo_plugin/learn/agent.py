@@ -180,14 +180,9 @@ class Agent:
         return self._buffer.is_full
 
     def learn(
-        self,
-        next_observation: Observation | None,
-        *,
-        metric: float | None,
-        pressure: tuple[float, float],
-        reference: float | None = None,
+        self, next_observation: Observation | None, *, metric: float | None, pressure: tuple[float, float]
     ) -> dict[str, float]:
-        """Update on the rollout. A latency, its reference and the pressures of load and latency steer temperature."""
+        """Update on the rollout; `metric` (latency) and `pressure` (load, latency) steer the temperature."""
         coefficients = self._coefficients()
         rollout = self._buffer.take(next_observation)
         rewards = rollout.rewards
@@ -206,7 +201,7 @@ class Agent:
             "temperature": self.temperature,
             "temp_is_pulsing": float(self.controllers.temperature.is_pulsing),
         }
-        self._adapt(metrics, metric, pressure, reference)
+        self._adapt(metrics, metric, pressure)
         return metrics
 
     def _coefficients(self) -> Coefficients:
@@ -222,9 +217,7 @@ class Agent:
             bc_coef=0.0 if controllers.bc_coef is None else controllers.bc_coef.value(step),
         )
 
-    def _adapt(
-        self, metrics: dict[str, float], metric: float | None, pressure: tuple[float, float], reference: float | None
-    ) -> None:
+    def _adapt(self, metrics: dict[str, float], metric: float | None, pressure: tuple[float, float]) -> None:
         controllers = self.controllers
         if controllers.kl is not None:
             controllers.kl.update(metrics["approx_kl"])
@@ -235,7 +228,6 @@ class Agent:
             entropy=metrics["entropy"],
             load_pressure=pressure[0],
             latency_pressure=pressure[1],
-            reference_metric=reference,
         )
         self.update_schedules()
 

@@ -208,10 +208,7 @@ class PPOModularScheduler(BaseGlobalScheduler):
         latency_pressure = min(1.0, latency_s / (2.0 * self._flags.latency_threshold)) if latency_s > 0 else 0.0
         try:
             metrics = self.agent.learn(
-                next_observation,
-                metric=latency_s or None,
-                pressure=(min(1.0, load_pressure), latency_pressure),
-                reference=self._statistics.reference_latency_s,
+                next_observation, metric=latency_s or None, pressure=(min(1.0, load_pressure), latency_pressure)
             )
         except NonFiniteUpdate as error:
             logger.error("ppo_modular: update skipped, the weights are those before it: %s", error)

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from vidur_ppo_plugin.learn.agent import Agent
-from vidur_ppo_plugin.learn.normalise import RunningMoments
 from vidur_ppo_plugin.record.histogram import LogHistogram
 from vidur_ppo_plugin.record.metrics import MAX_REPLICA_COLUMNS
 from vidur_ppo_plugin.record.outcome import Distribution
@@ -35,9 +34,6 @@ class RunStatistics:
         self.last_completion_s = 0.0
         self.recent_latency_s: float | None = None
         self.window_latency_s = 0.0
-        #: Mean latency of the windows before the last: the own past, which the last one is measured against.
-        self.reference_latency_s: float | None = None
-        self._window_means = RunningMoments()
         self.entropy: float | None = None
 
     def add_times(self, *, deciding_s: float, learning_s: float) -> None:
@@ -72,8 +68,6 @@ class RunStatistics:
         if len(window):
             latency, ttft = Distribution.of(window[:, 0].tolist()), Distribution.of(window[:, 1].tolist())
             self.window_latency_s = latency.mean
-            self.reference_latency_s = self._window_means.mean if self._window_means.count else None
-            self._window_means.update(np.array([latency.mean]))
             row |= {
                 "latency_mean": latency.mean,
                 "latency_p50": latency.p50,
