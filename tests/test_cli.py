@@ -291,9 +291,9 @@ def test_the_printed_command_and_run_simulate_the_same(tmp_path: Path) -> None:
 
 
 def test_a_refused_value_leaves_no_output(tmp_path: Path) -> None:
-    done = run_cli(tmp_path, "run", "--least_tokens_global_scheduler_config_context_weight", "-1")
+    done = run_cli(tmp_path, "run", "--p_p_o_global_scheduler_modular_config_prior_weight", "-1")
     assert done.returncode == 2
-    assert "--least_tokens_global_scheduler_config_context_weight must be >= 0, got -1.0" in done.stderr
+    assert "--p_p_o_global_scheduler_modular_config_prior_weight must be >= 0, got -1.0" in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == []
 

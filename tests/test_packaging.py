@@ -147,7 +147,7 @@ def test_the_installed_command_simulates(wheel: Path, tmp_path: Path) -> None:
     done = environment.run(environment.scripts / "vidur-ppo", "run", *SMALL_RUN, cwd=unrelated)
 
     assert done.returncode == 0, done.stderr
-    assert "scheduler least_tokens, 10 of 10 requests completed on 2 replicas" in done.stdout
+    assert "scheduler ppo_modular, 10 of 10 requests completed on 2 replicas" in done.stdout
     assert len(list(unrelated.glob("simulator_output/*/request_metrics.csv"))) == 1
 
 
