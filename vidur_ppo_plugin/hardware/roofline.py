@@ -172,11 +172,21 @@ class Roofline:
         Entries with one new token are decodes, as in Vidur. Prefill chunks run one after the other, in the
         order of the batch; decodes run as one kernel.
         """
-        context_tokens = sum(cached_tokens)
         num_decodes = q_tokens.count(1)
+        lines = self._prefill_lines
         prefill_ms = 0.0
+        if num_decodes == 0:
+            # Nothing but prompts: the same sum without the questions that a mixed batch needs.
+            for (split_from, base_ms, slope_ms, split_base_ms, split_slope_ms), cached in zip(
+                map(lines.__getitem__, q_tokens), cached_tokens, strict=True
+            ):
+                if cached < split_from:
+                    prefill_ms += base_ms + slope_ms * cached
+                else:
+                    prefill_ms += split_base_ms + split_slope_ms * cached
+            return prefill_ms, 0.0
+        context_tokens = sum(cached_tokens)
         if num_decodes != len(q_tokens):
-            lines = self._prefill_lines
             for chunk_tokens, cached in zip(q_tokens, cached_tokens, strict=True):
                 if chunk_tokens != 1:
                     # As in prefill_attention_ms; a call for each request would double the cost.
