@@ -31,12 +31,13 @@ def queued(scheduler: Any) -> list[Any]:
 class RecountingSource(VidurReplicaSource):
     """Compares every snapshot with what a walk over all requests of the replica finds."""
 
+    is_compiled = False
     comparisons = 0
     saw_waiting = False
     saw_context = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, num_waiting_slots=3, **kwargs)
+        super().__init__(*args, num_waiting_slots=3, is_compiled=RecountingSource.is_compiled, **kwargs)
 
     def snapshot(self, now_s: float) -> ClusterSnapshot:
         snapshot = super().snapshot(now_s)
@@ -69,8 +70,9 @@ class RecountingSource(VidurReplicaSource):
         return snapshot
 
 
-@pytest.fixture
-def recounting(monkeypatch: pytest.MonkeyPatch) -> type[RecountingSource]:
+@pytest.fixture(params=[False, True], ids=["numpy", "compiled"])
+def recounting(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> type[RecountingSource]:
+    RecountingSource.is_compiled = request.param
     RecountingSource.comparisons = 0
     RecountingSource.saw_waiting = RecountingSource.saw_context = False
     monkeypatch.setattr(schedulers, "VidurReplicaSource", RecountingSource)

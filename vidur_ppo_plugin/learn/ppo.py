@@ -88,7 +88,7 @@ class PPO:
     def __init__(self, network: ActorCritic, parameters: PPOParameters, *, seed: int) -> None:
         self.network = network
         self.parameters = parameters
-        self.optimizer = torch.optim.Adam(network.parameters(), lr=parameters.lr, eps=1e-5)
+        self.optimizer = _adam(network, parameters.lr)
         self._generator = torch.Generator().manual_seed(seed)
         self._reward_normaliser = RewardNormaliser(parameters.gamma)
         self._return_moments = RunningMoments()
@@ -107,7 +107,7 @@ class PPO:
     def update(self, rollout: Rollout, coefficients: Coefficients) -> dict[str, float]:
         """Learn from a rollout; returns what happened. NonFiniteUpdate leaves everything as it was."""
         check_finite(rollout)
-        before = copy.deepcopy(self.state_dict())
+        before = _copied(self.state_dict())
         try:
             metrics = self._update(rollout, coefficients)
         except NonFiniteUpdate:
@@ -326,6 +326,22 @@ class PPO:
         self.keep_reference()
         assert self.reference is not None
         self.reference.load_state_dict(weights)
+
+
+def _adam(network: ActorCritic, lr: float) -> torch.optim.Adam:
+    try:  # one operator instead of dozens; on the CPU since torch 2.4
+        return torch.optim.Adam(network.parameters(), lr=lr, eps=1e-5, fused=True)
+    except RuntimeError:
+        return torch.optim.Adam(network.parameters(), lr=lr, eps=1e-5)
+
+
+def _copied(state: Any) -> Any:
+    """A copy of nested dictionaries and lists with tensors; several times as fast as `copy.deepcopy`."""
+    if isinstance(state, Tensor):
+        return state.clone()
+    if isinstance(state, dict):
+        return {key: _copied(value) for key, value in state.items()}
+    return [_copied(value) for value in state] if isinstance(state, list) else state
 
 
 def log_probabilities(logits: Tensor, temperatures: Tensor, epsilons: Tensor) -> Tensor:

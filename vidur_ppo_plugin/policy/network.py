@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import gru
+
 # Gains of orthogonal initialisation (Andrychowicz et al. 2021, "What Matters in On-Policy RL", and CleanRL).
 _HIDDEN_GAIN = 2.0**0.5
 _VALUE_GAIN = 1.0
@@ -148,7 +150,7 @@ class ActorCritic(nn.Module):
             return self.critic_head(summary).squeeze(-1), self.initial_hidden()
         if hidden is None:
             hidden = self.initial_hidden()
-        outputs, hidden = self.critic_gru(summary, hidden)
+        outputs, hidden = gru.run(self.critic_gru, summary, hidden)
         return self.critic_head(outputs).squeeze(-1), hidden
 
     def initial_hidden(self) -> Tensor:

@@ -31,6 +31,15 @@ def compiled(function: Callable[..., Any], *, keep: bool = False, fastmath: Any 
     return result
 
 
+def compiled_if_possible(function: Callable[..., Any], *, fastmath: Any = False) -> Callable[..., Any]:
+    """The function compiled and kept, or as it is: for code that is fast enough without."""
+    try:
+        return compiled(function, keep=True, fastmath=fastmath)
+    except (ImportError, RuntimeError) as error:
+        logger.info("%s is not compiled, numba cannot be used: %s", function.__qualname__, error)
+        return function
+
+
 @functools.cache
 def load(module: str, name: str) -> Callable[..., Any] | None:
     """A compiled function by its module and name, or None; numba is imported only here."""

@@ -4,15 +4,18 @@ For training credit only: it knows the true output lengths of the requests in fl
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
+from . import compiled
 from .reward import require
 from .snapshot import FloatArray
+
+_KERNEL = "vidur_ppo_plugin.routing.delay_kernel"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +46,26 @@ class ReplicaWork:
     ages_s: FloatArray
 
 
+@dataclass(frozen=True, kw_only=True)
+class ClusterWork:
+    """The same of all replicas, one after the other: a numpy call costs more than the few numbers of one replica."""
+
+    prefill_tokens: FloatArray
+    decode_tokens: FloatArray
+    context_tokens: FloatArray
+    ages_s: FloatArray
+    counts: NDArray[np.intp]  # requests of each replica
+
+    @classmethod
+    def of(cls, replicas: Sequence[ReplicaWork]) -> "ClusterWork":
+        """Join the work of several replicas."""
+        names = [item.name for item in fields(ReplicaWork)]
+        columns = {name: np.concatenate([getattr(work, name) for work in replicas]) for name in names}
+        return cls(**columns, counts=np.array([work.prefill_tokens.size for work in replicas], dtype=np.intp))
+
+
 def marginal_delay(
-    replicas: Sequence[ReplicaWork],
+    replicas: Sequence[ReplicaWork] | ClusterWork,
     *,
     prompt_tokens: float,
     decode_tokens: float,
@@ -68,17 +89,23 @@ def marginal_delay(
     """
     require(0 < prompt_tokens < math.inf, "prompt_tokens", prompt_tokens, "finite and > 0")
     require(0 <= decode_tokens < math.inf, "decode_tokens", decode_tokens, "finite and >= 0")
-    speeds = np.broadcast_to(np.asarray(speed, dtype=np.float64), (len(replicas),))
+    work = replicas if isinstance(replicas, ClusterWork) else ClusterWork.of(replicas)
+    speeds = np.asarray(speed, dtype=np.float64)
+    if speeds.shape != work.counts.shape:
+        speeds = np.full(work.counts.shape, speeds)
     require(bool((speeds > 0.0).all()), "speed", speed, "> 0 for each replica")
     require(0.0 < latency_power < math.inf, "latency_power", latency_power, "finite and > 0")
     require(0.0 <= backlog_weight < math.inf, "backlog_weight", backlog_weight, "finite and >= 0")
-    drain = _Drain(replicas, cost)
+    kernel = compiled.load(_KERNEL, "increase") if latency_power == 1.0 else None
+    if kernel is not None:
+        return _compiled_increase(kernel, work, prompt_tokens, decode_tokens, speeds, cost, backlog_weight)
+    drain = _Drain(work, cost)
     own_s, harm_s = drain.placed(prompt_tokens, decode_tokens)
     own_s, harm_s = own_s / speeds, harm_s / speeds[drain.replica]
     if latency_power == 1.0:
         costs = own_s + drain.sums(harm_s)
     else:
-        before_s = np.concatenate([work.ages_s for work in replicas]) + drain.remaining_s() / speeds[drain.replica]
+        before_s = work.ages_s + drain.remaining_s() / speeds[drain.replica]
         grown = (before_s + harm_s) ** latency_power - before_s**latency_power
         costs = (age_s + own_s) ** latency_power + drain.sums(grown)
     token_s = cost.prefill_s_per_token / speeds
@@ -87,20 +114,44 @@ def marginal_delay(
     return increase
 
 
+def _compiled_increase(
+    kernel: Callable[..., Any],
+    work: ClusterWork,
+    prompt_tokens: float,
+    decode_tokens: float,
+    speeds: FloatArray,
+    cost: DrainCost,
+    backlog_weight: float,
+) -> FloatArray:
+    increase: FloatArray = kernel(
+        work.prefill_tokens,
+        work.decode_tokens,
+        work.context_tokens,
+        work.counts,
+        speeds,
+        float(prompt_tokens),
+        float(decode_tokens),
+        float(backlog_weight),
+        cost.prefill_s_per_token,
+        cost.iteration_s,
+        cost.iteration_s_per_request,
+        cost.iteration_s_per_context_token,
+        float(cost.prefill_chunk_tokens),
+    )
+    return increase
+
+
 class _Drain:
-    """Who decodes from when to when, counted in iterations of its replica, if nobody else arrived.
+    """Who decodes from when to when, counted in iterations of its replica, if nobody else arrived."""
 
-    The requests of all replicas lie in one array: a numpy call costs more than the few numbers of one replica.
-    """
-
-    def __init__(self, replicas: Sequence[ReplicaWork], cost: DrainCost) -> None:
+    def __init__(self, work: ClusterWork, cost: DrainCost) -> None:
         self._cost = cost
-        self._num_replicas = len(replicas)
-        self._counts = np.array([work.prefill_tokens.size for work in replicas])
-        self.replica = np.repeat(np.arange(len(replicas)), self._counts)  # of each request
-        prefill_tokens = np.concatenate([work.prefill_tokens for work in replicas])
-        self._lengths = np.concatenate([work.decode_tokens for work in replicas])
-        self._contexts = np.concatenate([work.context_tokens for work in replicas]) + prefill_tokens  # at its start
+        self._num_replicas = len(work.counts)
+        self._counts = work.counts
+        self.replica = np.arange(self._num_replicas).repeat(self._counts)  # of each request
+        prefill_tokens = work.prefill_tokens
+        self._lengths = work.decode_tokens
+        self._contexts = work.context_tokens + prefill_tokens  # at its start
         self.queued_tokens = self.sums(prefill_tokens)  # of each replica
         before = self.queued_tokens.cumsum() - self.queued_tokens
         until_prefilled = prefill_tokens.cumsum() - before[self.replica]

@@ -10,7 +10,7 @@ import numpy as np
 
 from vidur_ppo_plugin.hardware import Roofline
 from vidur_ppo_plugin.routing.delay_model import DelayModel
-from vidur_ppo_plugin.routing.marginal_delay import DrainCost, ReplicaWork
+from vidur_ppo_plugin.routing.marginal_delay import ClusterWork, DrainCost
 
 
 def drain_cost(roofline: Roofline, chunk_size: int) -> DrainCost:
@@ -26,20 +26,26 @@ def drain_cost(roofline: Roofline, chunk_size: int) -> DrainCost:
     )
 
 
-def replica_work(requests: Iterable[Any], now_s: float) -> ReplicaWork:
-    """What is left to do on a replica, in the order of arrival there."""
-    rows = [
-        (
-            0 if request._is_prefill_complete else request._num_prefill_tokens - request._num_processed_tokens,
-            request._num_prefill_tokens + request._num_decode_tokens - request._num_processed_tokens
-            if request._is_prefill_complete
-            else request._num_decode_tokens - 1,  # the end of prefill yields the first token
-            request._num_processed_tokens,
-            now_s - request._arrived_at,
-        )
-        for request in requests
-    ]
-    columns = np.array(rows, dtype=np.float64).reshape(len(rows), 4).T
-    return ReplicaWork(
-        prefill_tokens=columns[0], decode_tokens=columns[1], context_tokens=columns[2], ages_s=columns[3]
+def cluster_work(replicas: Iterable[Iterable[Any]], now_s: float) -> ClusterWork:
+    """What is left to do on each of several replicas, given their requests in the order of arrival there."""
+    rows: list[float] = []
+    counts: list[int] = []
+    for requests in replicas:
+        before = len(rows)
+        for request in requests:
+            done = request._num_processed_tokens
+            if request._is_prefill_complete:
+                left = request._num_prefill_tokens + request._num_decode_tokens - done
+                rows += (0, left, done, now_s - request._arrived_at)
+            else:  # the end of prefill yields the first token
+                left = request._num_decode_tokens - 1
+                rows += (request._num_prefill_tokens - done, left, done, now_s - request._arrived_at)
+        counts.append((len(rows) - before) // 4)
+    columns = np.array(rows, dtype=np.float64).reshape(-1, 4).T.copy()
+    return ClusterWork(
+        prefill_tokens=columns[0],
+        decode_tokens=columns[1],
+        context_tokens=columns[2],
+        ages_s=columns[3],
+        counts=np.array(counts, dtype=np.intp),
     )

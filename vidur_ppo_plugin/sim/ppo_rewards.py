@@ -11,7 +11,7 @@ from vidur_ppo_plugin.routing.marginal_delay import DrainCost, marginal_delay
 from vidur_ppo_plugin.routing.reward import HybridParams, HybridReward, QueueDelay
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot
 
-from .credit import replica_work
+from .credit import cluster_work
 from .replica_source import VidurReplicaSource
 
 ActionRewards = NDArray[np.float64]
@@ -93,7 +93,7 @@ class RewardTracker:
     def of_every_action(self, request: Any, now_s: float, observed: NDArray[np.intp] | None) -> ActionRewards:
         """marginal_delay: the reward of placing the request on each replica (of the observed ones)."""
         indices = range(self._source.num_replicas) if observed is None else observed.tolist()
-        work = [replica_work(self._source.requests_in_flight(index), now_s) for index in indices]
+        work = cluster_work([self._source.requests_in_flight(index) for index in indices], now_s)
         speeds = self._speed_factors if observed is None else self._speed_factors[observed]
         rewards: ActionRewards = -marginal_delay(
             work,

@@ -60,13 +60,15 @@ class PPOModularScheduler(BaseGlobalScheduler):
             speed_factors=speeds,
             num_waiting_slots=flags.max_queue_requests_per_replica,
             on_completion=self._on_completion,
+            is_compiled=True,
         )
         delay_model = build_delay_model(config)
         self.agent = build_agent(flags, num_replicas=len(replicas), delay_model=delay_model)
         roofline = build_roofline(config.cluster_config.replica_config, config.execution_time_predictor_config)
         cost = drain_cost(roofline, prefill_chunk_size(config))
         self._rewards = RewardTracker(flags, self._source, cost=cost, speed_factors=speeds)
-        self._statistics = RunStatistics(num_replicas=len(replicas))
+        self._is_learning = not (flags.inference_only or flags.demonstrate_with)
+        self._statistics = RunStatistics(num_replicas=len(replicas), has_windows=self._is_learning)
         self._alarm = CollapseAlarm(num_replicas=len(replicas), share_threshold=flags.collapse_share)
         self._limit = (
             SafetyLimit(latency_limit_s=flags.latency_limit_s, mask=flags.mask_over_limit)
@@ -85,7 +87,6 @@ class PPOModularScheduler(BaseGlobalScheduler):
         if flags.load_checkpoint:
             self._load(Path(flags.load_checkpoint))
         self._demonstrator = self._build_demonstrator(delay_model) if flags.demonstrate_with else None
-        self._is_learning = not (flags.inference_only or flags.demonstrate_with)
         self._recorder = self._open_recorder() if self._is_learning else None
         self._progress = Progress(total=getattr(config.request_generator_config, "num_requests", None))
         self._is_finished = False

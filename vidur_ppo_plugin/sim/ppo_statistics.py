@@ -20,8 +20,10 @@ _RECENT_WEIGHT = 0.05
 class RunStatistics:
     """Latencies, throughput, shares and where the wall-clock time went."""
 
-    def __init__(self, *, num_replicas: int) -> None:
+    def __init__(self, *, num_replicas: int, has_windows: bool = True) -> None:
+        """`has_windows`: whether `take_window` will be called; what it needs would pile up otherwise."""
         self._num_replicas = num_replicas
+        self._has_windows = has_windows
         self._started_s = time.perf_counter()
         self._deciding_s = self._learning_s = 0.0
         self._window_started_s = 0.0
@@ -47,7 +49,8 @@ class RunStatistics:
         latency_s = completed_s - request._arrived_at
         decode_tokens = request._num_decode_tokens
         between_s = (completed_s - first_s) / max(1, decode_tokens - 1)
-        self._window.append((latency_s, first_s - request._arrived_at, between_s, decode_tokens))
+        if self._has_windows:
+            self._window.append((latency_s, first_s - request._arrived_at, between_s, decode_tokens))
         self._latencies_s.add(latency_s)
         self._ttfts_s.add(first_s - request._arrived_at)
         self._decode_tokens += decode_tokens

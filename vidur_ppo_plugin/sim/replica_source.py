@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from vidur.entities import Batch
 
+from vidur_ppo_plugin.routing import compiled
 from vidur_ppo_plugin.routing.snapshot import ROW, ROWS, ClusterSnapshot, FloatArray, RequestInfo
 
 _OUTSTANDING = ROW["outstanding_requests"]
@@ -34,6 +35,7 @@ _SPEED = ROW["speed_factor"]
 # Weight of the newest latency in the moving average, and the time over which rates are averaged.
 _LATENCY_WEIGHT = 0.1
 _RATE_WINDOW_S = 10.0
+_KERNEL = "vidur_ppo_plugin.sim.snapshot_kernel"
 
 
 class VidurReplicaSource:
@@ -47,9 +49,11 @@ class VidurReplicaSource:
         initial_decode_tokens: float = 128.0,
         num_waiting_slots: int = 0,
         on_completion: Callable[[int, Any], None] | None = None,
+        is_compiled: bool = False,
     ) -> None:
         """`num_waiting_slots`: how many waiting requests of each replica a snapshot shows one by one.
 
+        `is_compiled`: use numba if possible, which takes a third of a second to import.
         `on_completion(replica index, request)` is called for each request that completes, at its completion.
         """
         self.num_replicas = len(replica_schedulers)
@@ -69,6 +73,7 @@ class VidurReplicaSource:
         self._finished_requests = 0
         self._finished_decode_tokens = 0
         self._on_completion = on_completion
+        self._age = compiled.load(_KERNEL, "age") or _age if is_compiled else _age
         #: Batches that have ended, and the requests in them, on all replicas.
         self.num_batches = 0
         self.num_batched_requests = 0
@@ -100,14 +105,8 @@ class VidurReplicaSource:
         for index in self._moved:
             self._read_occupancy(index)
         self._moved.clear()
-        values, waiting, heads = self._counters.copy(), self._waiting.copy(), self._num_heads
-        ages_s = waiting[heads:]
-        np.subtract(now_s, ages_s, out=ages_s)
-        np.maximum(ages_s, 0.0, out=ages_s)
-        values[_OLDEST] = ages_s[0]
-        decay = self._rate_updated_s - now_s
-        decay /= _RATE_WINDOW_S
-        values[_RATE] *= np.exp(decay, out=decay)
+        values, waiting = self._counters.copy(), self._waiting.copy()
+        self._age(values, waiting, self._rate_updated_s, now_s, _RATE_WINDOW_S)
         return ClusterSnapshot(
             now_s,
             values,
@@ -236,7 +235,8 @@ class VidurReplicaSource:
         prefilled = batch._num_prefill_tokens
         if prefilled:
             cells[_PREFILL * size + index] -= prefilled
-            new_context += _first_tokens(requests)
+            # Whoever does not prefill decodes one token.
+            new_context += _first_tokens(requests, len(requests) - (new_context - prefilled))
         cells[_CONTEXT * size + index] += new_context
         cells[_DECODED * size + index] += new_context - prefilled
 
@@ -250,9 +250,20 @@ class VidurReplicaSource:
         )
         cells, size = self._cells, self.num_replicas
         cells[_PREFILL * size + index] -= prefilled
-        new_context = sum(tokens.values()) + _first_tokens(batch._requests)
+        new_context = sum(tokens.values()) + _first_tokens(batch._requests, len(batch._requests))
         cells[_CONTEXT * size + index] += new_context
         cells[_DECODED * size + index] += new_context - prefilled
+
+
+def _age(
+    values: FloatArray, waiting: FloatArray, rate_updated_s: FloatArray, now_s: float, rate_window_s: float
+) -> None:
+    """Make ages of arrival times, and let rates decay; the reference of `snapshot_kernel`."""
+    ages_s = waiting[len(waiting) // 2 :]
+    np.subtract(now_s, ages_s, out=ages_s)
+    np.maximum(ages_s, 0.0, out=ages_s)
+    values[_OLDEST] = ages_s[0]
+    values[_RATE] *= np.exp((rate_updated_s - now_s) / rate_window_s)
 
 
 def _cells(matrix: FloatArray) -> "memoryview[float]":
@@ -268,11 +279,20 @@ def _is_first_token(request: Any) -> bool:
     return bool(request._is_prefill_complete and request._num_processed_tokens == request._num_prefill_tokens + 1)
 
 
-def _first_tokens(requests: Sequence[Any]) -> int:
+def _first_tokens(requests: Sequence[Any], num_prefills: int) -> int:
+    """How many of the `num_prefills` requests that the batch prefilled got their first token.
+
+    This runs for most batches: prefills are usually the last requests of a batch, so it ends early.
+    """
     count = 0
-    for request in requests:  # _is_first_token, written out: this runs for each request of most batches
-        if request._num_processed_tokens == request._num_prefill_tokens + 1 and request._is_prefill_complete:
+    for request in reversed(requests):
+        if not request._is_prefill_complete:
+            num_prefills -= 1
+        elif request._num_processed_tokens == request._num_prefill_tokens + 1:  # as in _is_first_token
+            num_prefills -= 1
             count += 1
+        if num_prefills <= 0:
+            break
     return count
 
 
