@@ -1,0 +1,1 @@
+"""Scenarios, paired runs, statistics and reports: `vidur-ppo compare`."""
