@@ -98,6 +98,7 @@ def read_version() -> str:
 TEST = [
     "pytest>=7.4",
     "hypothesis>=6.90",
+    "playwright>=1.40",
     "setuptools>=64",
     "wheel>=0.40",
     "tensorboard>=2.15",
@@ -115,7 +116,7 @@ setup(
     # Makes editable installs a plain path entry; setuptools would otherwise add an import finder to every start.
     package_dir={"": "."},
     packages=find_packages(include=["vidur_ppo_plugin", "vidur_ppo_plugin.*"]),
-    package_data={"vidur_ppo_plugin": ["py.typed", "*.yaml"]},
+    package_data={"vidur_ppo_plugin": ["py.typed", "*.yaml", "compare/assets/*"]},
     # PyPI's vidur has breaking changes between releases: this range is the one we test.
     install_requires=[
         "vidur>=0.0.26,<0.0.27",

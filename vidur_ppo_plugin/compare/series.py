@@ -70,7 +70,7 @@ def action_shares(requests: pd.DataFrame, num_replicas: int, bins: int = SHARE_B
 
 def _elapsed_s(requests: pd.DataFrame, until: str) -> Array:
     kept = requests[~requests["is_warm_up"].astype(bool)]
-    return (kept[until] - kept["arrived_at_s"]).fillna(np.inf).to_numpy(dtype=np.float64)
+    return np.asarray((kept[until] - kept["arrived_at_s"]).fillna(np.inf), dtype=np.float64)
 
 
 def _present(requests: pd.DataFrame, num_replicas: int, until: str, bins: int) -> ReplicaSeries:
