@@ -126,6 +126,7 @@ setup(
         "pandas>=2.0",
         "pyarrow>=14",
         "rich>=13",
+        "matplotlib>=3.8",
         "simple-parsing>=0.1.5",
         "PyYAML>=6.0",
         "packaging>=22",
