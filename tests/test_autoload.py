@@ -166,6 +166,12 @@ def unknown_types():
          config_types.PluginGlobalSchedulerType),
         ("vidur.execution_time_predictor.execution_time_predictor_registry", "ExecutionTimePredictorRegistry",
          config_types.PluginExecutionTimePredictorType),
+        ("vidur.request_generator.request_length_generator_registry", "RequestLengthGeneratorRegistry",
+         config_types.PluginRequestLengthGeneratorType),
+        ("vidur.request_generator.request_interval_generator_registry", "RequestIntervalGeneratorRegistry",
+         config_types.PluginRequestIntervalGeneratorType),
+        ("vidur.request_generator.request_generator_registry", "RequestGeneratorRegistry",
+         config_types.PluginRequestGeneratorType),
     ):
         if module in sys.modules:
             known = getattr(sys.modules[module], registry)._registry
@@ -187,7 +193,15 @@ FIRST_IMPORTS = {  # the registries that are there after each
     "vidur.execution_time_predictor": {"ExecutionTimePredictorRegistry"},
     "vidur_ppo_plugin.sim.config_types": set(),
     "vidur_ppo_plugin.sim.schedulers": {"GlobalSchedulerRegistry", "ExecutionTimePredictorRegistry"},
+    "vidur.request_generator": {"RequestLengthGeneratorRegistry", "RequestIntervalGeneratorRegistry"},
     "vidur.simulator": {"GlobalSchedulerRegistry", "ExecutionTimePredictorRegistry"},
+}
+COMPLETE: dict[str, list[str]] = {
+    "GlobalSchedulerRegistry": [],
+    "ExecutionTimePredictorRegistry": [],
+    "RequestLengthGeneratorRegistry": [],
+    "RequestIntervalGeneratorRegistry": [],
+    "RequestGeneratorRegistry": [],
 }
 
 
@@ -198,15 +212,14 @@ def test_any_order_of_imports(environment: Environment, first: str, expected: se
     after_first, after_all = json.loads(done.stdout)
     assert expected <= set(after_first)
     assert not any(after_first.values()), after_first
-    assert after_all == {"GlobalSchedulerRegistry": [], "ExecutionTimePredictorRegistry": []}
+    assert after_all == COMPLETE
 
 
 def test_installing_the_hook_after_vidur_was_imported(stock: Environment, tmp_path: Path) -> None:
     """From a checkout on PYTHONPATH nothing is loaded at start-up."""
     done = stock.run("-c", REGISTRIES, "vidur.simulator", "install", cwd=tmp_path, PYTHONPATH=ROOT)
     assert (done.returncode, done.stderr) == (0, "")
-    complete = {"GlobalSchedulerRegistry": [], "ExecutionTimePredictorRegistry": []}
-    assert json.loads(done.stdout) == [complete, complete]
+    assert json.loads(done.stdout) == [COMPLETE, COMPLETE]
 
 
 HOOK = """
@@ -233,19 +246,19 @@ def test_the_hook_is_there_once_and_leaves_modules_as_they_were(environment: Env
     assert (done.returncode, done.stderr) == (0, "")
     assert json.loads(done.stdout) == {
         "finders": 1,
-        "loaders": ["SourceFileLoader"] * 3,
-        "same": [True] * 3,
-        "sources": [True] * 3,
+        "loaders": ["SourceFileLoader"] * 6,
+        "same": [True] * 6,
+        "sources": [True] * 6,
         "checks": 1,
     }
 
 
 def test_own_types_are_those_that_we_register() -> None:
     _autoload.install()
-    from vidur_ppo_plugin.sim.config_types import PluginExecutionTimePredictorType, PluginGlobalSchedulerType
+    from vidur_ppo_plugin.sim import config_types
 
-    registered = map(str, [*PluginGlobalSchedulerType, *PluginExecutionTimePredictorType])
-    assert sorted(_autoload.OWN_TYPES) == sorted(registered)
+    enums = [value for name, value in vars(config_types).items() if name.startswith("Plugin")]
+    assert sorted(_autoload.OWN_TYPES) == sorted(str(member) for enum in enums for member in enum)
 
 
 # --- The switch VIDUR_PLUGINS ---

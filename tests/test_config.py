@@ -60,11 +60,12 @@ def test_config_class_derives_directly_from_vidurs_base(config_class: type) -> N
 
 
 def test_type_values_stay_clear_of_vidurs() -> None:
-    from vidur.types import ExecutionTimePredictorType, GlobalSchedulerType
+    import vidur.types
 
-    ours = [*config_types.PluginGlobalSchedulerType, *config_types.PluginExecutionTimePredictorType]
-    theirs = [*GlobalSchedulerType, *ExecutionTimePredictorType]
-    assert not {int(kind) for kind in ours} & {int(kind) for kind in theirs}
+    enums = [value for name, value in vars(config_types).items() if name.startswith("Plugin")]
+    for enum in enums:
+        theirs = getattr(vidur.types, enum.__name__.removeprefix("Plugin"))
+        assert not {int(kind) for kind in enum} & {int(kind) for kind in theirs}
     assert len(set(map(int, config_types.PluginGlobalSchedulerType))) == 7
 
 

@@ -14,6 +14,7 @@ from packaging_tools import PACKAGE, ROOT
 # From the bottom to the top: a room imports itself and rooms below it. Rooms need not exist yet.
 LEVELS = [
     ["hardware"],
+    ["workload"],
     ["routing"],
     ["policy"],
     ["config"],  # config, record and checkpoint: used from `learn` upward
@@ -26,7 +27,7 @@ LEVELS = [
     ["train", "compare", "serve"],
     ["plugin", "cli"],
 ]
-SAME_ROOM = {"doctor": "cli", "__main__": "cli", "flag": "config", "ppo_flags": "config"}
+SAME_ROOM = {"doctor": "cli", "__main__": "cli", "flag": "config", "ppo_flags": "config", "workload_flags": "config"}
 FREE_TO_USE = {"__init__", "_autoload"}  # the version and the hook: they know nothing, anyone may know them
 
 VIDUR_ANYWHERE = {"sim"}

@@ -8,7 +8,7 @@ It is called in exactly two phases, because importing Vidur's schedulers while i
 being imported fails:
 
 1. after `vidur.config` has executed: plugins may only define config dataclasses (the command-line flags);
-2. after each of Vidur's two registries has executed: plugins register factories for their types.
+2. after each of Vidur's registries has executed: plugins register factories for their types.
 
 The environment variable VIDUR_PLUGINS restricts loading to a comma-separated list of entry-point names;
 empty (or `none`) turns it off. A plugin that fails is reported and skipped; a run that needs it stops.
@@ -37,6 +37,10 @@ OWN_TYPES = frozenset(
         "shortest_delay",
         "size_split",
         "roofline",
+        "lognormal",
+        "mixture",
+        "renewal",
+        "replay",
     }
 )
 
@@ -46,6 +50,9 @@ _WATCHED = frozenset(
         _CONFIG_MODULE,
         "vidur.scheduler.global_scheduler.global_scheduler_registry",
         "vidur.execution_time_predictor.execution_time_predictor_registry",
+        "vidur.request_generator.request_length_generator_registry",
+        "vidur.request_generator.request_interval_generator_registry",
+        "vidur.request_generator.request_generator_registry",
     }
 )
 

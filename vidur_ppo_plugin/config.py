@@ -25,15 +25,27 @@ from vidur_ppo_plugin.ppo_flags import (
     WarmStartFlags,
 )
 from vidur_ppo_plugin.routing.mixture import parse_mixture
+from vidur_ppo_plugin.workload_flags import (
+    LognormalLengthFlags,
+    MixtureLengthFlags,
+    RenewalFlags,
+    ReplayFlags,
+    check_workload,
+)
 
 __all__ = [
     "LeastTokensFlags",
+    "LognormalLengthFlags",
+    "MixtureLengthFlags",
     "PPOModularFlags",
+    "RenewalFlags",
+    "ReplayFlags",
     "RooflineFlags",
     "ShortestDelayFlags",
     "SizeSplitFlags",
     "TieBreakingFlags",
     "check_scheduler",
+    "check_workload",
     "flag",
     "flag_name",
     "speed_factors",

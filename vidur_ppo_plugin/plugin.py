@@ -7,6 +7,11 @@ from vidur_ppo_plugin import _autoload
 
 _SCHEDULER_REGISTRY = "vidur.scheduler.global_scheduler.global_scheduler_registry"
 _PREDICTOR_REGISTRY = "vidur.execution_time_predictor.execution_time_predictor_registry"
+_WORKLOAD_REGISTRIES = {
+    "vidur.request_generator.request_length_generator_registry": "RequestLengthGeneratorRegistry",
+    "vidur.request_generator.request_interval_generator_registry": "RequestIntervalGeneratorRegistry",
+    "vidur.request_generator.request_generator_registry": "RequestGeneratorRegistry",
+}
 
 
 def register() -> None:
@@ -27,6 +32,7 @@ def register() -> None:
     predictors = _registry(_PREDICTOR_REGISTRY, "ExecutionTimePredictorRegistry")
     if predictors is not None:
         _register_predictors(predictors)
+    _register_workloads()
 
 
 def _registry(module_name: str, class_name: str) -> Any:
@@ -73,3 +79,20 @@ def _register_predictors(registry: Any) -> None:
         return RooflineExecutionTimePredictor(**arguments)
 
     registry.register(PluginExecutionTimePredictorType.ROOFLINE, build_roofline)
+
+
+def _register_workloads() -> None:
+    for module, registry_name in _WORKLOAD_REGISTRIES.items():
+        registry = _registry(module, registry_name)
+        if registry is None:
+            continue  # and our types may not exist yet either, see `register`
+        from vidur_ppo_plugin.sim import config_types
+
+        for member in getattr(config_types, f"Plugin{registry_name.removesuffix('Registry')}Type"):
+            registry.register(member, _build_workload)
+
+
+def _build_workload(config: Any) -> Any:
+    from vidur_ppo_plugin.sim.request_generators import GENERATORS
+
+    return GENERATORS[str(config.get_type())](config)

@@ -7,7 +7,7 @@ themselves, when the global scheduler is built.
 import dataclasses
 from typing import Any
 
-from vidur_ppo_plugin.config import check_scheduler, flag_name, speed_factors
+from vidur_ppo_plugin.config import check_scheduler, check_workload, flag_name, speed_factors
 
 from . import config_types
 
@@ -20,6 +20,9 @@ def command_line_problems(flat_config: Any) -> list[str]:
     checks = (
         ("global_scheduler_config", check_scheduler),
         ("execution_time_predictor_config", speed_factors),
+        ("request_generator_config", check_workload),
+        ("length_generator_config", check_workload),
+        ("interval_generator_config", check_workload),
     )
     problems = []
     for field_name, check in checks:

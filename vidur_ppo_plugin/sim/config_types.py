@@ -8,11 +8,21 @@ Vidur looks at direct bases only, hence one class per type, each derived directl
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vidur.config import BaseExecutionTimePredictorConfig, BaseGlobalSchedulerConfig
+from vidur.config import (
+    BaseExecutionTimePredictorConfig,
+    BaseGlobalSchedulerConfig,
+    BaseRequestGeneratorConfig,
+    BaseRequestIntervalGeneratorConfig,
+    BaseRequestLengthGeneratorConfig,
+)
 
 from vidur_ppo_plugin.config import (
     LeastTokensFlags,
+    LognormalLengthFlags,
+    MixtureLengthFlags,
     PPOModularFlags,
+    RenewalFlags,
+    ReplayFlags,
     RooflineFlags,
     ShortestDelayFlags,
     SizeSplitFlags,
@@ -41,6 +51,25 @@ class PluginExecutionTimePredictorType(BaseIntEnum):
     """Our predictor types."""
 
     ROOFLINE = 1001
+
+
+class PluginRequestLengthGeneratorType(BaseIntEnum):
+    """Our generators of request lengths."""
+
+    LOGNORMAL = 1001
+    MIXTURE = 1002
+
+
+class PluginRequestIntervalGeneratorType(BaseIntEnum):
+    """Our generators of gaps between arrivals."""
+
+    RENEWAL = 1001
+
+
+class PluginRequestGeneratorType(BaseIntEnum):
+    """Our generators of whole requests."""
+
+    REPLAY = 1001
 
 
 @dataclass
@@ -113,3 +142,39 @@ class RooflineExecutionTimePredictorConfig(RooflineFlags, BaseExecutionTimePredi
     @staticmethod
     def get_type() -> PluginExecutionTimePredictorType:
         return PluginExecutionTimePredictorType.ROOFLINE
+
+
+@dataclass
+class LognormalRequestLengthGeneratorConfig(LognormalLengthFlags, BaseRequestLengthGeneratorConfig):
+    """`--length_generator_config_type lognormal`."""
+
+    @staticmethod
+    def get_type() -> PluginRequestLengthGeneratorType:
+        return PluginRequestLengthGeneratorType.LOGNORMAL
+
+
+@dataclass
+class MixtureRequestLengthGeneratorConfig(MixtureLengthFlags, BaseRequestLengthGeneratorConfig):
+    """`--length_generator_config_type mixture`."""
+
+    @staticmethod
+    def get_type() -> PluginRequestLengthGeneratorType:
+        return PluginRequestLengthGeneratorType.MIXTURE
+
+
+@dataclass
+class RenewalRequestIntervalGeneratorConfig(RenewalFlags, BaseRequestIntervalGeneratorConfig):
+    """`--interval_generator_config_type renewal`."""
+
+    @staticmethod
+    def get_type() -> PluginRequestIntervalGeneratorType:
+        return PluginRequestIntervalGeneratorType.RENEWAL
+
+
+@dataclass
+class ReplayRequestGeneratorConfig(ReplayFlags, BaseRequestGeneratorConfig):
+    """`--request_generator_config_type replay`."""
+
+    @staticmethod
+    def get_type() -> PluginRequestGeneratorType:
+        return PluginRequestGeneratorType.REPLAY

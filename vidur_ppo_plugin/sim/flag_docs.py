@@ -1,4 +1,4 @@
-"""Every flag of ours as Markdown, from the dataclasses of `config.py` and `ppo_flags.py`.
+"""Every flag of ours as Markdown, from the dataclasses of `config.py`, `ppo_flags.py` and `workload_flags.py`.
 
 `python -m vidur_ppo_plugin.sim.flag_docs > docs/flags.md` writes the documentation anew.
 """
@@ -11,7 +11,7 @@ from typing import Any, get_args, get_origin
 from vidur_ppo_plugin import _autoload
 from vidur_ppo_plugin.config import flag_name
 
-_DECLARED_IN = ("vidur_ppo_plugin.config", "vidur_ppo_plugin.ppo_flags")
+_DECLARED_IN = ("vidur_ppo_plugin.config", "vidur_ppo_plugin.ppo_flags", "vidur_ppo_plugin.workload_flags")
 _INTRODUCTION = """\
 # Flags
 

@@ -1,0 +1,1 @@
+"""Workloads as arrays: lengths, arrivals, traces. numpy only; knows neither Vidur nor a cluster."""
