@@ -1,0 +1,1 @@
+"""The fast exact twin of Vidur: the same events, compiled, on arrays."""

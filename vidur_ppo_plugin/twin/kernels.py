@@ -1,0 +1,70 @@
+"""The compiled functions that `Twin` calls."""
+
+from typing import Any
+
+from .compiling import entry
+from .events import advance_row, submit_to_row
+from .layout import DONE, OUTSTANDING
+
+
+@entry
+def advance(rules: Any, times: Any, state: Any, until_s: float) -> int:
+    """Bring all replicas to a moment; DONE, or why it has to stop before."""
+    for row in range(len(state.counters)):
+        outcome = advance_row(rules, times, state, row, until_s)
+        if outcome != DONE:
+            return outcome  # type: ignore[no-any-return]
+    return DONE
+
+
+@entry
+def submit(
+    rules: Any,
+    times: Any,
+    state: Any,
+    row: int,
+    number: int,
+    arrived_s: float,
+    prompt_tokens: int,
+    decode_tokens: int,
+) -> int:
+    """Bring one replica to a request's arrival and hand the request over."""
+    outcome = advance_row(rules, times, state, row, arrived_s)
+    if outcome != DONE:
+        return outcome  # type: ignore[no-any-return]
+    return submit_to_row(state, row, number, arrived_s, prompt_tokens, decode_tokens)  # type: ignore[no-any-return]
+
+
+@entry
+def submit_all(
+    rules: Any,
+    times: Any,
+    state: Any,
+    position: Any,
+    rows: Any,
+    first_number: int,
+    arrived_s: Any,
+    prompt_tokens: Any,
+    decode_tokens: Any,
+) -> int:
+    """`submit` for each of many requests, from `position[0]` on, which counts those that were handed over."""
+    while position[0] < len(rows):
+        i = position[0]
+        outcome = advance_row(rules, times, state, rows[i], arrived_s[i])
+        if outcome == DONE:
+            outcome = submit_to_row(
+                state, rows[i], first_number + i, arrived_s[i], prompt_tokens[i], decode_tokens[i]
+            )
+        if outcome != DONE:
+            return outcome  # type: ignore[no-any-return]
+        position[0] += 1
+    return DONE
+
+
+@entry
+def num_outstanding(state: Any) -> int:
+    """Requests in flight on all replicas."""
+    total = 0
+    for row in range(len(state.counters)):
+        total += state.counters[row, OUTSTANDING]
+    return total

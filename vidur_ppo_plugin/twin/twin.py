@@ -1,0 +1,204 @@
+"""`Twin`: a cluster as Vidur simulates it, some hundred times as fast, that can be copied and rolled forward."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import kernels, layout
+from .config import TwinConfig
+from .layout import FloatArray, IntArray, State
+from .tables import BatchTimes
+
+# Request slots of each replica to begin with, and completions that are kept until somebody asks for them.
+_INITIAL_SLOTS = 64
+_LOG_SIZE = 4096
+
+
+@dataclass(frozen=True)
+class Completions:
+    """Requests that were completed, in the order of replicas and times in which the twin got to them."""
+
+    index: IntArray
+    replica: IntArray
+    arrived_at_s: FloatArray
+    scheduled_at_s: FloatArray
+    first_token_at_s: FloatArray
+    completed_at_s: FloatArray
+    num_restarts: IntArray
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A moment of a twin, to go back to."""
+
+    state: State
+    now_s: float
+    num_submitted: int
+    log: list[FloatArray]
+
+
+class Twin:
+    """A cluster whose replicas are told of requests, one by one, in the order of their arrivals."""
+
+    def __init__(self, config: TwinConfig, *, times: BatchTimes | None = None) -> None:
+        """`times`: tables to share with other twins of the same roofline and speeds."""
+        self.config = config
+        self.rules = config.rules
+        self.times = times or BatchTimes(config.roofline, config.speed_factors)
+        if times is None:
+            self.times.fill(config.usual_batch_tokens)
+        self.state = layout.new_state(
+            self.rules,
+            config.num_replicas,
+            num_slots=_INITIAL_SLOTS,
+            log_size=max(_LOG_SIZE, 2 * layout.max_running(self.rules)),
+        )
+        #: No event before this moment can be added any more.
+        self.now_s = 0.0
+        self.num_submitted = 0
+        self._log: list[FloatArray] = []
+
+    @property
+    def num_replicas(self) -> int:
+        """Number of replicas."""
+        return self.config.num_replicas
+
+    @property
+    def num_in_flight(self) -> int:
+        """Requests submitted and not completed by the moment that the twin was brought to."""
+        return int(kernels.num_outstanding(self.state))
+
+    def submit(self, replica: int, arrived_at_s: float, prompt_tokens: int, decode_tokens: int) -> int:
+        """Hand a request to a replica at its arrival; its index, which counts submissions."""
+        if not 0 <= replica < self.num_replicas:
+            raise ValueError(f"replica must be in 0 ... {self.num_replicas - 1}, got {replica}")
+        if arrived_at_s < self.now_s:
+            raise ValueError(f"arrived_at_s must be >= {self.now_s}, where the twin is, got {arrived_at_s}")
+        _check_lengths(prompt_tokens, decode_tokens)
+        index = self.num_submitted
+        self._call(kernels.submit, replica, index, float(arrived_at_s), int(prompt_tokens), int(decode_tokens))
+        self.num_submitted += 1
+        self.now_s = arrived_at_s
+        return index
+
+    def submit_all(
+        self, replicas: IntArray, arrived_at_s: FloatArray, prompt_tokens: IntArray, decode_tokens: IntArray
+    ) -> int:
+        """`submit` for each of many requests whose placements are known; the index of the first."""
+        num_requests, first = len(replicas), self.num_submitted
+        if num_requests == 0:
+            return first
+        arrived_at_s = np.ascontiguousarray(arrived_at_s, np.float64)
+        if arrived_at_s[0] < self.now_s or np.any(np.diff(arrived_at_s) < 0):
+            raise ValueError(f"arrived_at_s must be in order, from {self.now_s} on")
+        if np.min(replicas) < 0 or np.max(replicas) >= self.num_replicas:
+            raise ValueError(f"replicas must be in 0 ... {self.num_replicas - 1}")
+        _check_lengths(int(np.min(prompt_tokens)), int(np.min(decode_tokens)))
+        position = np.zeros(1, np.int64)
+        columns = [np.ascontiguousarray(column, np.int64) for column in (replicas, prompt_tokens, decode_tokens)]
+        self._call(kernels.submit_all, position, columns[0], first, arrived_at_s, columns[1], columns[2])
+        self.num_submitted += num_requests
+        self.now_s = float(arrived_at_s[-1])
+        return first
+
+    def advance(self, until_s: float) -> None:
+        """Process everything that comes before a decision at `until_s`."""
+        if until_s < self.now_s:
+            raise ValueError(f"until_s must be >= {self.now_s}, where the twin is, got {until_s}")
+        self._call(kernels.advance, float(until_s))
+        self.now_s = until_s
+
+    def drain(self) -> None:
+        """Run until all requests are completed; ValueError if some never will be, because they do not fit."""
+        self._call(kernels.advance, np.inf)
+        self.now_s = max(self.now_s, float(self.state.clocks[:, layout.NOW].max()))
+        if self.num_in_flight:
+            raise ValueError(
+                f"{self.num_in_flight} requests can never run on {self.config.replica_scheduler}: their prompts exceed "
+                f"the KV cache ({self.config.num_blocks} blocks of {self.config.block_size} tokens), the batch "
+                f"({self.config.max_batch_tokens} tokens) or the longest request ({self.config.max_request_tokens})"
+            )
+
+    def completions(self) -> Completions:
+        """What was completed since the last call; the twin forgets it."""
+        self._empty_log()
+        rows = np.concatenate(self._log) if self._log else np.zeros((0, layout.NUM_LOG_FIELDS))
+        self._log = []
+        return Completions(
+            index=rows[:, layout.LOG_ID].astype(np.int64),
+            replica=rows[:, layout.LOG_ROW].astype(np.int64),
+            arrived_at_s=rows[:, layout.LOG_ARRIVED].copy(),
+            scheduled_at_s=rows[:, layout.LOG_SCHEDULED].copy(),
+            first_token_at_s=rows[:, layout.LOG_FIRST_TOKEN].copy(),
+            completed_at_s=rows[:, layout.LOG_COMPLETED].copy(),
+            num_restarts=rows[:, layout.LOG_RESTARTS].astype(np.int64),
+        )
+
+    def checkpoint(self) -> Checkpoint:
+        """The present moment, to `restore` later."""
+        return Checkpoint(layout.copied(self.state), self.now_s, self.num_submitted, list(self._log))
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Go back to a checkpoint of this twin or of one with the same config."""
+        if self.state.requests.shape == checkpoint.state.requests.shape:
+            layout.copy_into(self.state, checkpoint.state)
+        else:
+            self.state = layout.copied(checkpoint.state)
+        self.now_s, self.num_submitted = checkpoint.now_s, checkpoint.num_submitted
+        self._log = list(checkpoint.log)
+
+    def copy(self) -> "Twin":
+        """A twin of its own at the same moment."""
+        twin = Twin(self.config, times=self.times)
+        twin.restore(self.checkpoint())
+        return twin
+
+    def _call(self, kernel: Callable[..., Any], *arguments: Any) -> None:
+        """Run a kernel until it is done, adding whatever it runs out of."""
+        while True:
+            outcome = kernel(self.rules, self.times.arrays, self.state, *arguments)
+            if outcome == layout.DONE:
+                return
+            if outcome == layout.TIME_UNKNOWN:
+                self.times.add(*self.state.missing.tolist())
+            elif outcome == layout.LOG_FULL:
+                self._empty_log()
+            else:
+                self.state = layout.grown(self.state)
+
+    def _empty_log(self) -> None:
+        size = int(self.state.log_size[0])
+        if size:
+            self._log.append(self.state.log[:size].copy())
+            self.state.log_size[0] = 0
+
+
+def run(
+    config: TwinConfig,
+    *,
+    replicas: IntArray,
+    arrived_at_s: FloatArray,
+    prompt_tokens: IntArray,
+    decode_tokens: IntArray,
+) -> Completions:
+    """Serve requests whose placements are known; what happened to each, in their order."""
+    twin = Twin(config)
+    twin.submit_all(replicas, arrived_at_s, prompt_tokens, decode_tokens)
+    twin.drain()
+    return in_order(twin.completions())
+
+
+def in_order(completions: Completions) -> Completions:
+    """Sorted by the index of the request."""
+    order = np.argsort(completions.index)
+    return Completions(*(getattr(completions, name)[order] for name in completions.__dataclass_fields__))
+
+
+def _check_lengths(prompt_tokens: int, decode_tokens: int) -> None:
+    if prompt_tokens < 1 or decode_tokens < 1:
+        raise ValueError(f"prompt_tokens and decode_tokens must be >= 1, got {prompt_tokens} and {decode_tokens}")
