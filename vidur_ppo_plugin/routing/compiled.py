@@ -15,17 +15,28 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 
-def compiled(function: Callable[..., Any], *, keep: bool = False, fastmath: Any = False) -> Callable[..., Any]:
-    """The function, compiled at its first call; `keep`: in a cache on disk. For modules that `load` imports."""
+def compiled(
+    function: Callable[..., Any],
+    *,
+    keep: bool = False,
+    fastmath: Any = False,
+    nogil: bool = False,
+    cache_folder: str = "",
+) -> Callable[..., Any]:
+    """The function, compiled at its first call; `keep`: in a cache on disk. For modules that `load` imports.
+
+    `nogil`: other Python threads run on during a call. `cache_folder`: a folder of its own in the cache.
+    """
     import numba
 
     config: Any = numba.config
     given = config.CACHE_DIR
     # Beside the source, which is numba's first choice, compiled files would survive an uninstallation.
     own = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vidur_ppo_plugin"
-    config.CACHE_DIR = given or str(own)
+    config.CACHE_DIR = str(Path(given or own) / cache_folder)
     try:
-        result: Callable[..., Any] = numba.njit(cache=keep, fastmath=fastmath, error_model="numpy")(function)
+        compile_it = numba.njit(cache=keep, fastmath=fastmath, nogil=nogil, error_model="numpy")
+        result: Callable[..., Any] = compile_it(function)
     finally:
         config.CACHE_DIR = given
     return result

@@ -10,24 +10,37 @@ from vidur_ppo_plugin.twin.layout import SCHEDULERS
 
 from .roofline_predictor import build_roofline
 
+# The flag that limits the tokens of a batch; orca has none.
+_BATCH_TOKENS_FLAG = {
+    "sarathi": "chunk_size",
+    "mnemosyne_fcfs_fixed_chunk": "chunk_size",
+    "vllm": "max_tokens_in_batch",
+}
+    "sarathi": "chunk_size",
+    "mnemosyne_fcfs_fixed_chunk": "chunk_size",
+    "vllm": "max_tokens_in_batch",
+}
+
 
 def twin_config(config: Any) -> TwinConfig:
     """The twin of the cluster that a Vidur simulation config describes; ValueError naming what is not covered."""
     cluster, workload = config.cluster_config, config.request_generator_config
     replica, cache, flags = cluster.replica_config, cluster.cache_config, cluster.replica_scheduler_config
     _refuse_uncovered(config)
+    scheduler = str(flags.get_type())
     # As in BaseReplicaScheduler.__init__, which writes the number of blocks into the config when it first runs.
     full_requests = int(MemoryPlanner(replica, cache).get_max_kv_cache_size_in_tokens() // workload.max_tokens)
     num_blocks = int(cache.num_blocks or workload.max_tokens // cache.block_size * full_requests)
     return TwinConfig(
         roofline=build_roofline(replica, config.execution_time_predictor_config),
-        replica_scheduler=str(flags.get_type()),
+        replica_scheduler=scheduler,
         speed_factors=speed_factors(config.execution_time_predictor_config, cluster.num_replicas),
         block_size=cache.block_size,
         num_blocks=num_blocks,
         watermark_blocks=int(cache.watermark_blocks_fraction * num_blocks),
         batch_size_cap=flags.batch_size_cap,
-        max_batch_tokens=getattr(flags, "chunk_size", None) or getattr(flags, "max_tokens_in_batch", workload.max_tokens),
+        max_batch_tokens=getattr(flags, "chunk_size", None)
+        or getattr(flags, "max_tokens_in_batch", workload.max_tokens),
         max_request_tokens=workload.max_tokens,
         max_full_requests=full_requests,
     )

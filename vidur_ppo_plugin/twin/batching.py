@@ -21,6 +21,7 @@ from .layout import (
     PROCESSED,
     QUEUE,
     SARATHI,
+    SIZE,
 )
 from .queues import (
     add_to_batch,
@@ -28,11 +29,11 @@ from .queues import (
     blocks_for,
     extend,
     insert_by_arrival,
-    keep_idle,
+    move,
     push_front,
     remove_after,
     restart,
-    sort_idle,
+    sort_by_arrival,
 )
 
 # How many requests of a queue fixed_chunk looks past (MAX_NUM_SKIPPED_REQUESTS in Vidur).
@@ -40,40 +41,39 @@ _MAX_SKIPPED = 10
 
 
 @helper
-def form_batch(rules: Any, state: Any, row: int, batch: int) -> int:
+def form_batch(rules: Any, i: Any, f: Any, batch: int) -> Any:
     """Fill a batch with the requests that run next; how many they are."""
-    state.batch_sizes[row, batch] = 0
+    i[batch + SIZE] = 0
     if rules.scheduler == SARATHI:
-        _sarathi(rules, state, row, batch)
+        _sarathi(rules, i, f, batch)
     elif rules.scheduler == FIXED_CHUNK:
-        _fixed_chunk(rules, state, row, batch)
+        _fixed_chunk(rules, i, f, batch)
     elif rules.scheduler == ORCA:
-        _orca(rules, state, row, batch)
+        _orca(rules, i, f, batch)
     else:
-        _vllm(rules, state, row, batch)
-    return state.batch_sizes[row, batch]  # type: ignore[no-any-return]
+        _vllm(rules, i, f, batch)
+    return i[batch + SIZE]
 
 
 @helper
-def _fits(rules: Any, state: Any, row: int, tokens: int) -> bool:
+def _fits(rules: Any, i: Any, tokens: int) -> Any:
     """Whether a new request's prompt fits into the cache above the watermark."""
-    free = rules.num_blocks - state.counters[row, KV_USED]
-    return free - blocks_for(rules, tokens) >= rules.watermark_blocks  # type: ignore[no-any-return]
+    return rules.num_blocks - i[KV_USED] - blocks_for(rules, tokens) >= rules.watermark_blocks
 
 
 @helper
-def _make_room(rules: Any, state: Any, row: int, slot: int, first: int, last: int) -> int:
-    """Preempt idle requests from the back until a block is free; the new end of the list, -1 if `slot` fell too.
+def _make_room(rules: Any, i: Any, f: Any, q: int, first: int, last: int) -> int:
+    """Preempt idle requests from the back until a block is free; the new end of the list, -1 if `q` fell too.
 
     sarathi and vllm put victims at the front of the queue, fixed_chunk in their place by arrival.
     """
-    while rules.num_blocks - state.counters[row, KV_USED] < 1:
-        victim = state.idle[row, last - 1] if last > first else slot
-        restart(state, row, victim)
+    while rules.num_blocks - i[KV_USED] < 1:
+        victim = i[last - 1] if last > first else q
+        restart(i, victim)
         if rules.scheduler == FIXED_CHUNK:
-            insert_by_arrival(state, row, QUEUE, victim)
+            insert_by_arrival(i, f, QUEUE, victim)
         else:
-            push_front(state, row, QUEUE, victim)
+            push_front(i, QUEUE, victim)
         if last == first:
             return -1
         last -= 1
@@ -81,148 +81,138 @@ def _make_room(rules: Any, state: Any, row: int, slot: int, first: int, last: in
 
 
 @helper
-def _sarathi(rules: Any, state: Any, row: int, batch: int) -> None:
+def _sarathi(rules: Any, i: Any, f: Any, batch: int) -> None:
     """Decodes first, then begun prompts, then new ones, up to a chunk of tokens."""
-    requests, counters, idle = state.requests, state.counters, state.idle
-    first, last, num_tokens = 0, counters[row, NUM_IDLE], 0
-    num_prefills = 0  # begun prompts are kept where the requests before them were taken from
-    while first < last and state.batch_sizes[row, batch] != rules.max_batch_size:
-        slot = idle[row, first]
+    first = rules.idle
+    last = first + i[NUM_IDLE]
+    num_tokens = 0
+    prefills_end = first  # begun prompts are kept where the requests before them were taken from
+    while first < last and i[batch + SIZE] != rules.max_batch_size:
+        q = i[first]
         first += 1
-        if not requests[row, slot, IS_DECODING]:
-            idle[row, num_prefills] = slot
-            num_prefills += 1
+        if not i[q + IS_DECODING]:
+            i[prefills_end] = q
+            prefills_end += 1
             continue
-        end = _make_room(rules, state, row, slot, first, last)
-        if end < 0:
+        last = _make_room(rules, i, f, q, first, last)
+        if last < 0:
             last = first
             continue
-        last = end
-        extend(rules, state, row, slot)
-        add_to_batch(state, row, batch, slot, 1)
+        extend(rules, i, q)
+        add_to_batch(i, f, batch, q, 1)
         num_tokens += 1
-    num_skipped = 0
-    for i in range(num_prefills):
-        slot = idle[row, i]
-        tokens = _chunk(rules, state, row, slot, num_tokens)
+    skipped_end = rules.idle
+    for k in range(rules.idle, prefills_end):
+        q = i[k]
+        tokens = _chunk(rules, i, q, num_tokens)
         if tokens == 0:
-            idle[row, num_skipped] = slot
-            num_skipped += 1
+            i[skipped_end] = q
+            skipped_end += 1
         else:
-            add_to_batch(state, row, batch, slot, tokens)
+            add_to_batch(i, f, batch, q, tokens)
             num_tokens += tokens
-    counters[row, NUM_IDLE] = keep_idle(state, row, num_skipped, first, last)
-    sort_idle(state, row, counters[row, NUM_IDLE])
-    while counters[row, QUEUE] >= 0:
-        slot = counters[row, QUEUE]
-        if counters[row, ADMITTED] == rules.max_admitted or state.batch_sizes[row, batch] == rules.max_batch_size:
+    i[NUM_IDLE] = move(i, skipped_end, first, last) - rules.idle
+    sort_by_arrival(i, f, rules.idle, i[NUM_IDLE])
+    while i[QUEUE] >= 0 and i[ADMITTED] != rules.max_admitted and i[batch + SIZE] != rules.max_batch_size:
+        q = i[QUEUE]
+        tokens = _chunk(rules, i, q, num_tokens)
+        if tokens == 0 or not _fits(rules, i, i[q + PREFILL]):
             break
-        tokens = _chunk(rules, state, row, slot, num_tokens)
-        if tokens == 0 or not _fits(rules, state, row, requests[row, slot, PREFILL]):
-            break
-        remove_after(state, row, QUEUE, -1)
-        admit(state, row, slot, blocks_for(rules, requests[row, slot, PREFILL]))
-        add_to_batch(state, row, batch, slot, tokens)
+        remove_after(i, QUEUE, -1)
+        admit(i, q, blocks_for(rules, i[q + PREFILL]))
+        add_to_batch(i, f, batch, q, tokens)
         num_tokens += tokens
 
 
 @helper
-def _chunk(rules: Any, state: Any, row: int, slot: int, num_tokens: int) -> int:
+def _chunk(rules: Any, i: Any, q: int, num_tokens: int) -> Any:
     """How many tokens of a prompt fit into a batch that has num_tokens."""
-    left = state.requests[row, slot, PREFILL] - state.requests[row, slot, PROCESSED]
-    return max(0, min(left, rules.max_batch_tokens - num_tokens))
+    return max(0, min(i[q + PREFILL] - i[q + PROCESSED], rules.max_batch_tokens - num_tokens))
 
 
 @helper
-def _vllm(rules: Any, state: Any, row: int, batch: int) -> None:
+def _vllm(rules: Any, i: Any, f: Any, batch: int) -> None:
     """Whole prompts of new requests if any fit, otherwise decodes."""
-    requests, counters = state.requests, state.counters
     num_tokens = 0
-    while counters[row, QUEUE] >= 0:
-        slot = counters[row, QUEUE]
-        prompt_tokens = requests[row, slot, PREFILL]
-        if not _fits(rules, state, row, prompt_tokens) or num_tokens + prompt_tokens > rules.max_batch_tokens:
+    while i[QUEUE] >= 0 and i[ADMITTED] != rules.max_admitted and i[batch + SIZE] != rules.max_batch_size:
+        q = i[QUEUE]
+        prompt_tokens = i[q + PREFILL]
+        if not _fits(rules, i, prompt_tokens) or num_tokens + prompt_tokens > rules.max_batch_tokens:
             break
-        if counters[row, ADMITTED] == rules.max_admitted or state.batch_sizes[row, batch] == rules.max_batch_size:
-            break
-        remove_after(state, row, QUEUE, -1)
-        admit(state, row, slot, blocks_for(rules, prompt_tokens))
-        add_to_batch(state, row, batch, slot, prompt_tokens)
+        remove_after(i, QUEUE, -1)
+        admit(i, q, blocks_for(rules, prompt_tokens))
+        add_to_batch(i, f, batch, q, prompt_tokens)
         num_tokens += prompt_tokens
-    if state.batch_sizes[row, batch] == 0:
-        sort_idle(state, row, counters[row, NUM_IDLE])
-        _add_decodes(rules, state, row, batch)
+    if i[batch + SIZE] == 0:
+        sort_by_arrival(i, f, rules.idle, i[NUM_IDLE])
+        _add_decodes(rules, i, f, batch)
 
 
 @helper
-def _add_decodes(rules: Any, state: Any, row: int, batch: int) -> None:
+def _add_decodes(rules: Any, i: Any, f: Any, batch: int) -> None:
     """Add idle requests, each decoding a token, in their order; preempt others where memory is short."""
-    first, last = 0, state.counters[row, NUM_IDLE]
-    while first < last and state.batch_sizes[row, batch] != rules.max_batch_size:
-        slot = state.idle[row, first]
+    first = rules.idle
+    last = first + i[NUM_IDLE]
+    while first < last and i[batch + SIZE] != rules.max_batch_size:
+        q = i[first]
         first += 1
-        end = _make_room(rules, state, row, slot, first, last)
-        if end < 0:
+        last = _make_room(rules, i, f, q, first, last)
+        if last < 0:
             last = first
             continue
-        last = end
-        extend(rules, state, row, slot)
-        add_to_batch(state, row, batch, slot, 1)
-    state.counters[row, NUM_IDLE] = keep_idle(state, row, 0, first, last)
+        extend(rules, i, q)
+        add_to_batch(i, f, batch, q, 1)
+    i[NUM_IDLE] = move(i, rules.idle, first, last) - rules.idle
 
 
 @helper
-def _orca(rules: Any, state: Any, row: int, batch: int) -> None:
+def _orca(rules: Any, i: Any, f: Any, batch: int) -> None:
     """Decodes, then whole prompts; every request gets the blocks of the longest one, so nobody is preempted."""
-    counters = state.counters
-    first, last = 0, counters[row, NUM_IDLE]
-    while first < last and state.batch_sizes[row, batch] != rules.max_batch_size:
-        add_to_batch(state, row, batch, state.idle[row, first], 1)
+    first = rules.idle
+    last = first + i[NUM_IDLE]
+    while first < last and i[batch + SIZE] != rules.max_batch_size:
+        add_to_batch(i, f, batch, i[first], 1)
         first += 1
-    counters[row, NUM_IDLE] = keep_idle(state, row, 0, first, last)
-    while counters[row, QUEUE] >= 0 and state.batch_sizes[row, batch] != rules.max_batch_size:
-        if rules.num_blocks - counters[row, KV_USED] < rules.reserved_blocks:
+    i[NUM_IDLE] = move(i, rules.idle, first, last) - rules.idle
+    while i[QUEUE] >= 0 and i[batch + SIZE] != rules.max_batch_size:
+        if rules.num_blocks - i[KV_USED] < rules.reserved_blocks:
             break
-        slot = remove_after(state, row, QUEUE, -1)
-        admit(state, row, slot, rules.reserved_blocks)
-        add_to_batch(state, row, batch, slot, state.requests[row, slot, PREFILL])
+        q = remove_after(i, QUEUE, -1)
+        admit(i, q, rules.reserved_blocks)
+        add_to_batch(i, f, batch, q, i[q + PREFILL])
 
 
 @helper
-def _fixed_chunk(rules: Any, state: Any, row: int, batch: int) -> None:
+def _fixed_chunk(rules: Any, i: Any, f: Any, batch: int) -> None:
     """Decodes, then begun prompts, then new ones, up to a chunk of tokens."""
-    _add_decodes(rules, state, row, batch)
-    num_tokens = state.batch_sizes[row, batch]
-    num_tokens = _add_prompts(rules, state, row, batch, PARTIAL, num_tokens)
-    _add_prompts(rules, state, row, batch, QUEUE, num_tokens)
+    _add_decodes(rules, i, f, batch)
+    num_tokens = _add_prompts(rules, i, f, batch, PARTIAL, i[batch + SIZE])
+    _add_prompts(rules, i, f, batch, QUEUE, num_tokens)
 
 
 @helper
-def _add_prompts(rules: Any, state: Any, row: int, batch: int, which: int, num_tokens: int) -> int:
+def _add_prompts(rules: Any, i: Any, f: Any, batch: int, which: int, num_tokens: int) -> int:
     """Add chunks of the prompts in a list, looking past those that do not fit; tokens of the batch then.
 
     A request may be admitted although the batch has no tokens left for it: it then waits in the queue, with blocks.
     """
-    requests, counters = state.requests, state.counters
-    num_skipped, before, slot = 0, -1, counters[row, which]
-    while slot >= 0 and num_skipped < _MAX_SKIPPED:
-        after = requests[row, slot, NEXT]
-        is_new = requests[row, slot, BLOCKS] == 0
+    num_skipped, before, q = 0, -1, i[which]
+    while q >= 0 and num_skipped < _MAX_SKIPPED:
+        after = i[q + NEXT]
         tokens = 0
-        if not (is_new and counters[row, ADMITTED] == rules.max_admitted):
-            if state.batch_sizes[row, batch] < rules.max_batch_size:
-                prompt_tokens = requests[row, slot, PREFILL]
-                fits = prompt_tokens <= rules.max_prompt_tokens and _fits(rules, state, row, prompt_tokens)
-                if is_new and fits:
-                    admit(state, row, slot, blocks_for(rules, prompt_tokens))
-                if fits or not is_new:
-                    tokens = _chunk(rules, state, row, slot, num_tokens)
+        if i[batch + SIZE] < rules.max_batch_size:
+            prompt_tokens = i[q + PREFILL]
+            may_come_in = i[q + BLOCKS] == 0 and i[ADMITTED] != rules.max_admitted
+            if may_come_in and prompt_tokens <= rules.max_prompt_tokens and _fits(rules, i, prompt_tokens):
+                admit(i, q, blocks_for(rules, prompt_tokens))
+            if i[q + BLOCKS] > 0:
+                tokens = _chunk(rules, i, q, num_tokens)
         if tokens == 0:
             num_skipped += 1
-            before = slot
+            before = q
         else:
-            remove_after(state, row, which, before)
-            add_to_batch(state, row, batch, slot, tokens)
+            remove_after(i, which, before)
+            add_to_batch(i, f, batch, q, tokens)
             num_tokens += tokens
-        slot = after
+        q = after
     return num_tokens

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from vidur_ppo_plugin.hardware import Roofline
 
-from .layout import FIXED_CHUNK, MAX_STAGES, ORCA, SCHEDULERS, Rules
+from .layout import FIXED_CHUNK, MAX_STAGES, ORCA, SCHEDULERS, Rules, placed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class TwinConfig:
         batch_size = self.batch_size_cap // stages
         if scheduler == ORCA:
             batch_size = min(self.max_full_requests, self.batch_size_cap)
-        return Rules(
+        rules = Rules(
             scheduler=scheduler,
             num_stages=stages,
             block_size=self.block_size,
@@ -76,6 +76,7 @@ class TwinConfig:
             layers_per_stage=self.roofline.layers_per_stage,
             decode_launch_ms=self.roofline.decode_attention_ms(1, 0),
         )
+        return placed(rules)
 
     @property
     def usual_batch_tokens(self) -> int:

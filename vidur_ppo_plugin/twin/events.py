@@ -15,19 +15,23 @@ from .compiling import helper
 from .layout import (
     ARRIVED,
     BATCH_END,
+    BATCH_HEADER,
     COMPLETION_RATE,
     CONTEXT_TOKENS,
     DECODED_TOKENS,
     DONE,
-    END_SEQUENCE,
+    END_ORDER,
+    END_S,
     FINISHED,
     FINISHED_DECODE_TOKENS,
     FIRST_EVENT,
+    FIRST_STAGE,
     FIRST_TOKEN,
     FIXED_CHUNK,
     FREE,
     ID,
     IS_DECODING,
+    LAST_S,
     LOG_ARRIVED,
     LOG_COMPLETED,
     LOG_FIRST_TOKEN,
@@ -36,8 +40,10 @@ from .layout import (
     LOG_RESTARTS,
     LOG_ROW,
     LOG_SCHEDULED,
+    LOG_SIZE,
     MARKER,
     MAX_STAGES,
+    MIDDLE_S,
     NEWEST_BATCH,
     NEXT,
     NEXT_BATCH,
@@ -59,19 +65,22 @@ from .layout import (
     RATE_UPDATED,
     RECENT_LATENCY,
     REPLICA_SCHEDULE,
+    REQUEST_CELLS,
     RESTARTS,
     RUNNING_BATCHES,
     RUNNING_STAGES,
     SCHEDULED,
     SEQUENCE,
+    SIZE,
     STAGE_ARRIVAL,
+    STAGE_CELLS,
     STAGE_SCHEDULE,
     SUBMITTED,
     TARGET,
     TIME_UNKNOWN,
     TOTAL,
 )
-from .queues import append, free_blocks, insert_by_arrival, release_slot
+from .queues import append, free_blocks, insert_by_arrival
 from .timing import time_batch
 
 # As in `sim.replica_source`: weight of the newest latency in the average, and what rates are averaged over.
@@ -82,199 +91,204 @@ RATE_WINDOW_S = 10.0
 @helper
 def advance_row(rules: Any, times: Any, state: Any, row: int, until_s: float) -> int:
     """Process a replica's events up to a decision at `until_s`; DONE, or why the machine has to stop before."""
-    clocks, counters = state.clocks, state.counters
-    if clocks[row, TARGET] != until_s:
-        clocks[row, TARGET] = until_s
-        counters[row, MARKER] = counters[row, SEQUENCE]
+    i, f, log, signals = state.cells[row], state.floats[row], state.log, state.signals
+    slopes, lines = times.decode_slopes, times.prefill_lines
+    speed = times.speed_index[row]
+    layers, slowness = times.layers[speed], times.slowness[speed]
+    if f[TARGET] != until_s:
+        f[TARGET] = until_s
+        i[MARKER] = i[SEQUENCE]
     while True:
-        stage, end_s, order = _next_stage_end(rules, state, row)
-        now_s = clocks[row, NOW]
-        if counters[row, NUM_EVENTS] > 0:
-            first = state.events[row, counters[row, FIRST_EVENT]]
-            if not (end_s == now_s and order < first[1]):
-                if now_s > until_s or (now_s == until_s and first[1] >= counters[row, MARKER]):
+        stage = _next_stage_end(rules, i, f)
+        end_s, order = f[stage + END_S], i[stage + END_ORDER]
+        if i[NUM_EVENTS] > 0:
+            first = rules.events + i[FIRST_EVENT]
+            if not (end_s == f[NOW] and order < i[first + 1]):
+                if f[NOW] > until_s or (f[NOW] == until_s and i[first + 1] >= i[MARKER]):
                     return DONE
-                outcome = _handle(rules, times, state, row, first[0])
-                if outcome != DONE:
-                    return outcome  # type: ignore[no-any-return]
-                counters[row, FIRST_EVENT] = (counters[row, FIRST_EVENT] + 1) % state.events.shape[1]
-                counters[row, NUM_EVENTS] -= 1
+                kind, its_stage = i[first] // MAX_STAGES, FIRST_STAGE + STAGE_CELLS * (i[first] % MAX_STAGES)
+                if kind == STAGE_SCHEDULE:
+                    if not _start_stage(rules, layers, slopes, lines, slowness, i, f, signals, its_stage):
+                        return TIME_UNKNOWN
+                elif kind == REPLICA_SCHEDULE:
+                    _schedule_batch(rules, i, f)
+                elif kind == STAGE_ARRIVAL:
+                    i[its_stage + NUM_WAITING] += 1
+                    _push(rules, i, i[first] + (STAGE_SCHEDULE - STAGE_ARRIVAL) * MAX_STAGES)
+                elif not _end_batch(rules, i, f, log, signals, row):
+                    return LOG_FULL
+                i[FIRST_EVENT] = (i[FIRST_EVENT] + 2) % rules.num_event_cells
+                i[NUM_EVENTS] -= 1
                 continue
-        if end_s > until_s or end_s == math.inf or (end_s == until_s and order >= counters[row, MARKER]):
+        if end_s > until_s or end_s == math.inf or (end_s == until_s and order >= i[MARKER]):
             return DONE
-        clocks[row, NOW] = end_s
-        _end_stage(rules, state, row, stage)
+        f[NOW] = end_s
+        _end_stage(rules, i, f, stage)
 
 
 @helper
-def submit_to_row(state: Any, row: int, number: int, arrived_s: float, prompt_tokens: int, decode_tokens: int) -> int:
+def submit_to_row(
+    rules: Any, state: Any, row: int, number: int, arrived_s: float, prompt_tokens: int, decode_tokens: int
+) -> int:
     """Put a request into a replica's queue; the row must have advanced to its arrival. NO_SLOT if it is full."""
-    requests, counters, clocks = state.requests, state.counters, state.clocks
-    slot = counters[row, FREE]
-    if slot < 0:
+    i, f = state.cells[row], state.floats[row]
+    q = i[FREE]
+    if q < 0:
         return NO_SLOT
-    counters[row, FREE] = requests[row, slot, NEXT]
-    requests[row, slot, :] = 0
-    requests[row, slot, PREFILL] = requests[row, slot, PROMPT] = prompt_tokens
-    requests[row, slot, TOTAL] = prompt_tokens + decode_tokens
-    requests[row, slot, ID] = number
-    state.moments[row, slot, :] = math.nan
-    state.moments[row, slot, ARRIVED] = arrived_s
-    append(state, row, QUEUE, slot)
-    counters[row, OUTSTANDING] += 1
-    counters[row, PREFILL_TOKENS] += prompt_tokens
+    i[FREE] = i[q + NEXT]
+    i[q : q + REQUEST_CELLS] = 0
+    i[q + PREFILL] = i[q + PROMPT] = prompt_tokens
+    i[q + TOTAL] = prompt_tokens + decode_tokens
+    i[q + ID] = number
+    f[q + SCHEDULED] = f[q + FIRST_TOKEN] = math.nan
+    f[q + ARRIVED] = arrived_s
+    append(i, QUEUE, q)
+    i[OUTSTANDING] += 1
+    i[PREFILL_TOKENS] += prompt_tokens
     # Requests that arrive at one moment are handed over together: one event for all of them.
-    if clocks[row, SUBMITTED] != arrived_s:
-        clocks[row, SUBMITTED] = arrived_s
-        clocks[row, NOW] = arrived_s
-        _push(state, row, REPLICA_SCHEDULE * MAX_STAGES)
+    if f[SUBMITTED] != arrived_s:
+        f[SUBMITTED] = arrived_s
+        f[NOW] = arrived_s
+        _push(rules, i, REPLICA_SCHEDULE * MAX_STAGES)
     return DONE
 
 
 @helper
-def _next_stage_end(rules: Any, state: Any, row: int) -> Any:
-    """The stage that ends next, when, and the order of that event."""
-    stage, end_s, order = 0, state.stage_ends[row, 0], state.stages[row, 0, END_SEQUENCE]
-    for other in range(1, rules.num_stages):
-        other_s, other_order = state.stage_ends[row, other], state.stages[row, other, END_SEQUENCE]
-        if other_s < end_s or (other_s == end_s and other_order < order):
-            stage, end_s, order = other, other_s, other_order
-    return stage, end_s, order
+def _next_stage_end(rules: Any, i: Any, f: Any) -> int:
+    """The place of the stage that ends next."""
+    best = FIRST_STAGE
+    for number in range(1, rules.num_stages):
+        stage = FIRST_STAGE + STAGE_CELLS * number
+        end_s, best_s = f[stage + END_S], f[best + END_S]
+        if end_s < best_s or (end_s == best_s and i[stage + END_ORDER] < i[best + END_ORDER]):
+            best = stage
+    return best
 
 
 @helper
-def _push(state: Any, row: int, code: int) -> None:
-    counters, size = state.counters, state.events.shape[1]
-    at = (counters[row, FIRST_EVENT] + counters[row, NUM_EVENTS]) % size
-    state.events[row, at, 0] = code
-    state.events[row, at, 1] = counters[row, SEQUENCE]
-    counters[row, SEQUENCE] += 1
-    counters[row, NUM_EVENTS] += 1
+def _push(rules: Any, i: Any, code: int) -> None:
+    at = rules.events + (i[FIRST_EVENT] + 2 * i[NUM_EVENTS]) % rules.num_event_cells
+    i[at] = code
+    i[at + 1] = i[SEQUENCE]
+    i[SEQUENCE] += 1
+    i[NUM_EVENTS] += 1
 
 
 @helper
-def _handle(rules: Any, times: Any, state: Any, row: int, code: int) -> int:
-    """Process an immediate event; nothing has changed unless the outcome is DONE."""
-    kind, stage = code // MAX_STAGES, code % MAX_STAGES
-    if kind == STAGE_SCHEDULE:
-        return _start_stage(rules, times, state, row, stage)  # type: ignore[no-any-return]
-    if kind == REPLICA_SCHEDULE:
-        _schedule_batch(rules, state, row)
-    elif kind == STAGE_ARRIVAL:
-        state.stages[row, stage, NUM_WAITING] += 1
-        _push(state, row, STAGE_SCHEDULE * MAX_STAGES + stage)
-    else:
-        batch = state.counters[row, OLDEST_BATCH]
-        if state.log_size[0] + state.batch_sizes[row, batch] > len(state.log):
-            return LOG_FULL
-        _end_batch(rules, state, row, batch)
-        _push(state, row, REPLICA_SCHEDULE * MAX_STAGES)
-    return DONE
+def _batch_place(rules: Any, number: int) -> Any:
+    return rules.batches + rules.batch_cells * number
 
 
 @helper
-def _schedule_batch(rules: Any, state: Any, row: int) -> None:
-    counters = state.counters
-    if counters[row, RUNNING_BATCHES] >= rules.num_stages or counters[row, RUNNING_STAGES] != 0:
+def _schedule_batch(rules: Any, i: Any, f: Any) -> None:
+    if i[RUNNING_BATCHES] >= rules.num_stages or i[RUNNING_STAGES] != 0:
         return
-    batch = counters[row, NEWEST_BATCH]
-    if form_batch(rules, state, row, batch) == 0:
+    if form_batch(rules, i, f, _batch_place(rules, i[NEWEST_BATCH])) == 0:
         return
-    counters[row, NEWEST_BATCH] = (batch + 1) % rules.num_stages
-    counters[row, RUNNING_BATCHES] += 1
-    counters[row, RUNNING_STAGES] += 1
-    _push(state, row, STAGE_ARRIVAL * MAX_STAGES)
+    i[NEWEST_BATCH] = (i[NEWEST_BATCH] + 1) % rules.num_stages
+    i[RUNNING_BATCHES] += 1
+    i[RUNNING_STAGES] += 1
+    _push(rules, i, STAGE_ARRIVAL * MAX_STAGES)
 
 
 @helper
-def _start_stage(rules: Any, times: Any, state: Any, row: int, stage: int) -> int:
-    stages = state.stages
-    if state.stage_ends[row, stage] != math.inf or stages[row, stage, NUM_WAITING] == 0:
-        return DONE
-    batch = stages[row, stage, NEXT_BATCH]
-    if stage == 0 and not time_batch(rules, times, state, row, batch):
-        return TIME_UNKNOWN
-    is_last = stage == rules.num_stages - 1
-    state.stage_ends[row, stage] = state.clocks[row, NOW] + state.batch_s[row, batch, 1 if is_last else 0]
-    stages[row, stage, NEXT_BATCH] = (batch + 1) % rules.num_stages
-    stages[row, stage, NUM_WAITING] -= 1
-    stages[row, stage, END_SEQUENCE] = state.counters[row, SEQUENCE]
-    state.counters[row, SEQUENCE] += 1
-    return DONE
+def _start_stage(
+    rules: Any, layers: Any, slopes: Any, lines: Any, slowness: float, i: Any, f: Any, signals: Any, stage: int
+) -> bool:
+    """Let a stage begin with its next batch, if there is one; False if the time of the batch is unknown."""
+    if f[stage + END_S] != math.inf or i[stage + NUM_WAITING] == 0:
+        return True
+    batch = _batch_place(rules, i[stage + NEXT_BATCH])
+    if stage == FIRST_STAGE and not time_batch(rules, layers, slopes, lines, slowness, i, f, signals, batch):
+        return False
+    is_last = stage == FIRST_STAGE + STAGE_CELLS * (rules.num_stages - 1)
+    f[stage + END_S] = f[NOW] + (f[batch + LAST_S] if is_last else f[batch + MIDDLE_S])
+    i[stage + NEXT_BATCH] = (i[stage + NEXT_BATCH] + 1) % rules.num_stages
+    i[stage + NUM_WAITING] -= 1
+    i[stage + END_ORDER] = i[SEQUENCE]
+    i[SEQUENCE] += 1
+    return True
 
 
 @helper
-def _end_stage(rules: Any, state: Any, row: int, stage: int) -> None:
-    state.stage_ends[row, stage] = math.inf
-    _push(state, row, STAGE_SCHEDULE * MAX_STAGES + stage)
-    if stage == rules.num_stages - 1:
-        _push(state, row, BATCH_END * MAX_STAGES)
+def _end_stage(rules: Any, i: Any, f: Any, stage: int) -> None:
+    f[stage + END_S] = math.inf
+    number = (stage - FIRST_STAGE) // STAGE_CELLS
+    _push(rules, i, STAGE_SCHEDULE * MAX_STAGES + number)
+    if number == rules.num_stages - 1:
+        _push(rules, i, BATCH_END * MAX_STAGES)
     else:
-        _push(state, row, STAGE_ARRIVAL * MAX_STAGES + stage + 1)
-    if stage == 0:
-        state.counters[row, RUNNING_STAGES] -= 1
-        _push(state, row, REPLICA_SCHEDULE * MAX_STAGES)
+        _push(rules, i, STAGE_ARRIVAL * MAX_STAGES + number + 1)
+    if number == 0:
+        i[RUNNING_STAGES] -= 1
+        _push(rules, i, REPLICA_SCHEDULE * MAX_STAGES)
 
 
 @helper
-def _end_batch(rules: Any, state: Any, row: int, batch: int) -> None:
-    """Progress of the batch's requests; whoever is not finished becomes idle, or waits for its next chunk."""
-    requests, counters, now_s = state.requests, state.counters, state.clocks[row, NOW]
-    size = state.batch_sizes[row, batch]
-    counters[row, OLDEST_BATCH] = (batch + 1) % rules.num_stages
-    counters[row, RUNNING_BATCHES] -= 1
-    counters[row, NUM_BATCHES] += 1
-    counters[row, NUM_BATCHED_REQUESTS] += size
+def _end_batch(rules: Any, i: Any, f: Any, log: Any, signals: Any, row: int) -> bool:
+    """Progress of the oldest batch's requests; whoever is not finished becomes idle, or waits for its next chunk.
+
+    False, and nothing has changed, if the log has no room for those that may be finished.
+    """
+    batch = _batch_place(rules, i[OLDEST_BATCH])
+    size = i[batch + SIZE]
+    if signals[LOG_SIZE] + size > len(log):
+        return False
+    i[OLDEST_BATCH] = (i[OLDEST_BATCH] + 1) % rules.num_stages
+    i[RUNNING_BATCHES] -= 1
+    i[NUM_BATCHES] += 1
+    i[NUM_BATCHED_REQUESTS] += size
     prefilled, processed, decoded = 0, 0, 0
-    for i in range(size):
-        slot, tokens = state.batch_slots[row, batch, i], state.batch_tokens[row, batch, i]
-        if requests[row, slot, IS_DECODING]:
+    for k in range(batch + BATCH_HEADER, batch + BATCH_HEADER + 2 * size, 2):
+        q, tokens = i[k], i[k + 1]
+        if i[q + IS_DECODING]:
             decoded += 1
         else:
             prefilled += tokens
-            if requests[row, slot, PROCESSED] + tokens == requests[row, slot, PREFILL]:
-                requests[row, slot, IS_DECODING] = 1
+            if i[q + PROCESSED] + tokens == i[q + PREFILL]:
+                i[q + IS_DECODING] = 1
                 tokens += 1  # the end of prefill yields the first token
                 decoded += 1
-                if math.isnan(state.moments[row, slot, FIRST_TOKEN]):
-                    state.moments[row, slot, FIRST_TOKEN] = now_s
-        requests[row, slot, PROCESSED] += tokens
+                if math.isnan(f[q + FIRST_TOKEN]):
+                    f[q + FIRST_TOKEN] = f[NOW]
+        i[q + PROCESSED] += tokens
         processed += tokens
-        if requests[row, slot, PROCESSED] == requests[row, slot, TOTAL]:
-            _complete(state, row, slot)
-        elif rules.scheduler == FIXED_CHUNK and not requests[row, slot, IS_DECODING]:
-            insert_by_arrival(state, row, PARTIAL, slot)
+        if i[q + PROCESSED] == i[q + TOTAL]:
+            _complete(i, f, log[signals[LOG_SIZE]], row, q)
+            signals[LOG_SIZE] += 1
+        elif rules.scheduler == FIXED_CHUNK and not i[q + IS_DECODING]:
+            insert_by_arrival(i, f, PARTIAL, q)
         else:
-            state.idle[row, counters[row, NUM_IDLE]] = slot
-            counters[row, NUM_IDLE] += 1
-    counters[row, PREFILL_TOKENS] -= prefilled
-    counters[row, CONTEXT_TOKENS] += processed
-    counters[row, DECODED_TOKENS] += decoded
+            i[rules.idle + i[NUM_IDLE]] = q
+            i[NUM_IDLE] += 1
+    i[PREFILL_TOKENS] -= prefilled
+    i[CONTEXT_TOKENS] += processed
+    i[DECODED_TOKENS] += decoded
+    _push(rules, i, REPLICA_SCHEDULE * MAX_STAGES)
+    return True
 
 
 @helper
-def _complete(state: Any, row: int, slot: int) -> None:
-    requests, counters, clocks, moments = state.requests, state.counters, state.clocks, state.moments
-    now_s, arrived_s = clocks[row, NOW], moments[row, slot, ARRIVED]
-    decode_tokens = requests[row, slot, TOTAL] - requests[row, slot, PROMPT]
-    free_blocks(state, row, slot)
-    counters[row, OUTSTANDING] -= 1
-    counters[row, CONTEXT_TOKENS] -= requests[row, slot, PROCESSED]
-    counters[row, DECODED_TOKENS] -= decode_tokens
-    counters[row, FINISHED] += 1
-    counters[row, FINISHED_DECODE_TOKENS] += decode_tokens
-    latency_s, mean_s = now_s - arrived_s, clocks[row, RECENT_LATENCY]
-    clocks[row, RECENT_LATENCY] = mean_s + LATENCY_WEIGHT * (latency_s - mean_s) if mean_s > 0 else latency_s
-    decay = math.exp((clocks[row, RATE_UPDATED] - now_s) / RATE_WINDOW_S)
-    clocks[row, COMPLETION_RATE] = clocks[row, COMPLETION_RATE] * decay + 1.0 / RATE_WINDOW_S
-    clocks[row, RATE_UPDATED] = now_s
-    entry = state.log[state.log_size[0]]
-    entry[LOG_ID] = requests[row, slot, ID]
+def _complete(i: Any, f: Any, entry: Any, row: int, q: int) -> None:
+    """Take a finished request out of the books and write it into the log."""
+    decode_tokens = i[q + TOTAL] - i[q + PROMPT]
+    free_blocks(i, q)
+    i[OUTSTANDING] -= 1
+    i[CONTEXT_TOKENS] -= i[q + PROCESSED]
+    i[DECODED_TOKENS] -= decode_tokens
+    i[FINISHED] += 1
+    i[FINISHED_DECODE_TOKENS] += decode_tokens
+    latency_s, mean_s = f[NOW] - f[q + ARRIVED], f[RECENT_LATENCY]
+    f[RECENT_LATENCY] = mean_s + LATENCY_WEIGHT * (latency_s - mean_s) if mean_s > 0 else latency_s
+    decay = math.exp((f[RATE_UPDATED] - f[NOW]) / RATE_WINDOW_S)
+    f[COMPLETION_RATE] = f[COMPLETION_RATE] * decay + 1.0 / RATE_WINDOW_S
+    f[RATE_UPDATED] = f[NOW]
+    entry[LOG_ID] = i[q + ID]
     entry[LOG_ROW] = row
-    entry[LOG_ARRIVED] = arrived_s
-    entry[LOG_SCHEDULED] = moments[row, slot, SCHEDULED]
-    entry[LOG_FIRST_TOKEN] = moments[row, slot, FIRST_TOKEN]
-    entry[LOG_COMPLETED] = now_s
-    entry[LOG_RESTARTS] = requests[row, slot, RESTARTS]
-    state.log_size[0] += 1
-    release_slot(state, row, slot)
+    entry[LOG_ARRIVED] = f[q + ARRIVED]
+    entry[LOG_SCHEDULED] = f[q + SCHEDULED]
+    entry[LOG_FIRST_TOKEN] = f[q + FIRST_TOKEN]
+    entry[LOG_COMPLETED] = f[NOW]
+    entry[LOG_RESTARTS] = i[q + RESTARTS]
+    i[q + NEXT] = i[FREE]
+    i[FREE] = q

@@ -8,12 +8,12 @@ from .layout import DONE, OUTSTANDING
 
 
 @entry
-def advance(rules: Any, times: Any, state: Any, until_s: float) -> int:
+def advance(rules: Any, times: Any, state: Any, until_s: float) -> Any:
     """Bring all replicas to a moment; DONE, or why it has to stop before."""
-    for row in range(len(state.counters)):
+    for row in range(len(state.cells)):
         outcome = advance_row(rules, times, state, row, until_s)
         if outcome != DONE:
-            return outcome  # type: ignore[no-any-return]
+            return outcome
     return DONE
 
 
@@ -27,12 +27,12 @@ def submit(
     arrived_s: float,
     prompt_tokens: int,
     decode_tokens: int,
-) -> int:
+) -> Any:
     """Bring one replica to a request's arrival and hand the request over."""
     outcome = advance_row(rules, times, state, row, arrived_s)
     if outcome != DONE:
-        return outcome  # type: ignore[no-any-return]
-    return submit_to_row(state, row, number, arrived_s, prompt_tokens, decode_tokens)  # type: ignore[no-any-return]
+        return outcome
+    return submit_to_row(rules, state, row, number, arrived_s, prompt_tokens, decode_tokens)
 
 
 @entry
@@ -46,17 +46,17 @@ def submit_all(
     arrived_s: Any,
     prompt_tokens: Any,
     decode_tokens: Any,
-) -> int:
+) -> Any:
     """`submit` for each of many requests, from `position[0]` on, which counts those that were handed over."""
     while position[0] < len(rows):
         i = position[0]
         outcome = advance_row(rules, times, state, rows[i], arrived_s[i])
         if outcome == DONE:
             outcome = submit_to_row(
-                state, rows[i], first_number + i, arrived_s[i], prompt_tokens[i], decode_tokens[i]
+                rules, state, rows[i], first_number + i, arrived_s[i], prompt_tokens[i], decode_tokens[i]
             )
         if outcome != DONE:
-            return outcome  # type: ignore[no-any-return]
+            return outcome
         position[0] += 1
     return DONE
 
@@ -65,6 +65,6 @@ def submit_all(
 def num_outstanding(state: Any) -> int:
     """Requests in flight on all replicas."""
     total = 0
-    for row in range(len(state.counters)):
-        total += state.counters[row, OUTSTANDING]
+    for row in range(len(state.cells)):
+        total += state.cells[row, OUTSTANDING]
     return total

@@ -1,10 +1,21 @@
-"""The twin's state: a handful of arrays whose first axis is the replica, so that a replica is copied row by row.
+"""The twin's state: a block of memory for each replica, so that a replica is copied in one go.
 
-Replicas meet only in the router, so each row is a machine of its own: it has its own request slots, clock and events.
-Several clusters are simply more rows.
+Replicas meet only in the router, so each row of `State.cells` is a machine of its own: it has its own requests, clock
+and events. Several clusters are simply more rows. A cell is 8 bytes, a whole number or a float depending on what it
+stands for; kernels get a row twice, as `i` (whole numbers) and as `f` (floats). A row has, in this order:
+
+- counters and clocks, at the places named below;
+- for each pipeline stage: STAGE_CELLS;
+- a ring of immediate events: code, order;
+- the idle requests: admitted and in no batch, in the order of the replica scheduler's list;
+- for each batch in flight: BATCH_HEADER cells, then request and new tokens in turn;
+- the requests, REQUEST_CELLS each, at the end, so that there can be more of them.
+
+A request is known by the place of its cells. (numba counts references to every array that it is handed, which is why
+there is one block and not a dozen of arrays: it made the twin ten times as slow.)
 """
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,42 +34,45 @@ DONE, TIME_UNKNOWN, LOG_FULL, NO_SLOT = range(4)
 MAX_STAGES = 64
 STAGE_ARRIVAL, STAGE_SCHEDULE, BATCH_END, REPLICA_SCHEDULE = range(4)
 
-# `requests[row, slot]`: whole numbers of a request. A preemption turns what was generated into prompt (PREFILL grows);
-# TOTAL and PROMPT keep their values. BLOCKS is 0 without admission. NEXT links queues and the list of free slots.
-PREFILL, TOTAL, PROCESSED, BLOCKS, RESTARTS, NEXT, ID, PROMPT, IS_DECODING = range(9)
-NUM_REQUEST_FIELDS = 9
-# `moments[row, slot]`: seconds; SCHEDULED and FIRST_TOKEN are NaN until they have happened.
-ARRIVED, SCHEDULED, FIRST_TOKEN = range(3)
-NUM_MOMENTS = 3
-
-# `counters[row]`. Lists have a head and, next to it, a tail (-1: empty): the waiting queue, and the prompts that the
-# fixed-chunk scheduler has begun. ROOM is where running requests that are in no batch are counted.
+# Counters. Lists have a head and, next to it, a tail (-1: empty): the waiting queue, and the prompts that fixed_chunk
+# has begun. FREE is the first unused request.
 QUEUE, QUEUE_TAIL, PARTIAL, PARTIAL_TAIL, FREE, NUM_IDLE = range(6)
 KV_USED, ADMITTED, RUNNING_BATCHES, RUNNING_STAGES, NEWEST_BATCH, OLDEST_BATCH = range(6, 12)
 FIRST_EVENT, NUM_EVENTS, SEQUENCE, MARKER = range(12, 16)
 OUTSTANDING, PREFILL_TOKENS, CONTEXT_TOKENS, DECODED_TOKENS, FINISHED, FINISHED_DECODE_TOKENS = range(16, 22)
 NUM_BATCHES, NUM_BATCHED_REQUESTS = range(22, 24)
-NUM_COUNTERS = 24
-# `clocks[row]`: the time of the last event, how far the row was asked to go, the last submission; and two averages.
-NOW, TARGET, SUBMITTED, RECENT_LATENCY, COMPLETION_RATE, RATE_UPDATED = range(6)
-NUM_CLOCKS = 6
-# `stages[row, stage]`: order of the end event, batch that comes next, batches that wait for the stage.
-END_SEQUENCE, NEXT_BATCH, NUM_WAITING = range(3)
-NUM_STAGE_FIELDS = 3
-# `log[i]`: a completed request.
+# Clocks: time of the last event, how far the row was asked to go, the last submission; and what a snapshot averages.
+NOW, TARGET, SUBMITTED, RECENT_LATENCY, COMPLETION_RATE, RATE_UPDATED = range(24, 30)
+FIRST_STAGE = 30
+# A stage: order of its end event, batch that comes next, batches that wait for it; when it ends (infinity: idle).
+END_ORDER, NEXT_BATCH, NUM_WAITING, END_S = range(4)
+STAGE_CELLS = 4
+# A batch: number of requests; seconds on a middle stage, on the last one.
+SIZE, MIDDLE_S, LAST_S = range(3)
+BATCH_HEADER = 3
+# A request. A preemption turns what was generated into prompt (PREFILL grows); TOTAL and PROMPT keep their values.
+# BLOCKS is 0 without admission. NEXT links queues and the list of free requests. Then moments, in seconds; SCHEDULED
+# and FIRST_TOKEN are NaN until they have happened.
+PREFILL, TOTAL, PROCESSED, BLOCKS, RESTARTS, NEXT, ID, PROMPT, IS_DECODING = range(9)
+ARRIVED, SCHEDULED, FIRST_TOKEN = range(9, 12)
+REQUEST_CELLS = 12
+
+# Columns of the log of completed requests.
 LOG_ID, LOG_ROW, LOG_ARRIVED, LOG_SCHEDULED, LOG_FIRST_TOKEN, LOG_COMPLETED, LOG_RESTARTS = range(7)
-NUM_LOG_FIELDS = 7
+NUM_LOG_COLUMNS = 7
+# Signals: entries of the log; and the table entries that TIME_UNKNOWN is about.
+LOG_SIZE, MISSING_TOKENS, MISSING_CHUNK, MISSING_DECODES = range(4)
 
 
 class Rules(NamedTuple):
-    """What the replica schedulers go by; plain numbers, as the kernels want them."""
+    """What the replica schedulers go by, and where things are in a row; plain numbers, as the kernels want them."""
 
     scheduler: int
     num_stages: int
     block_size: int
     num_blocks: int
     watermark_blocks: int
-    #: Requests that may hold blocks; of one batch; orca's batches have a limit of their own.
+    #: Requests that may hold blocks, and that may be in one batch.
     max_admitted: int
     max_batch_size: int
     #: Tokens of a batch: the chunk of sarathi and fixed_chunk, vllm's largest batch.
@@ -69,6 +83,13 @@ class Rules(NamedTuple):
     max_prompt_tokens: int
     layers_per_stage: int
     decode_launch_ms: float
+    #: First cells of the parts of a row, and the length of two of them.
+    events: int = 0
+    num_event_cells: int = 0
+    idle: int = 0
+    batches: int = 0
+    batch_cells: int = 0
+    requests: int = 0
 
 
 class Times(NamedTuple):
@@ -83,58 +104,30 @@ class Times(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything that changes. `missing` names the table entries that TIME_UNKNOWN is about: tokens, chunk, decodes."""
+    """Everything that changes; `floats` is `cells` seen as floats."""
 
-    requests: IntArray
-    moments: FloatArray
-    counters: IntArray
-    clocks: FloatArray
-    stages: IntArray
-    stage_ends: FloatArray
-    #: Admitted requests in no batch, in the order of the replica scheduler's list.
-    idle: IntArray
-    #: Of each batch in flight: its size, its requests, their new tokens; its time on a middle and on the last stage.
-    batch_sizes: IntArray
-    batch_slots: IntArray
-    batch_tokens: IntArray
-    batch_s: FloatArray
-    #: Immediate events: a ring of (code, order).
-    events: IntArray
+    cells: IntArray
+    floats: FloatArray
     log: FloatArray
-    log_size: IntArray
-    missing: IntArray
+    signals: IntArray
 
 
-# Arrays of a State with a row for each replica; of those, the ones whose second axis is the request slot.
-_ROW_FIELDS = State._fields[: State._fields.index("log")]
-_SLOT_FIELDS = ("requests", "moments")
-
-
-def new_state(rules: Rules, num_rows: int, *, num_slots: int, log_size: int) -> State:
-    """An empty cluster."""
-    stages, size = rules.num_stages, max_running(rules)
-    state = State(
-        requests=np.zeros((num_rows, num_slots, NUM_REQUEST_FIELDS), np.int64),
-        moments=np.full((num_rows, num_slots, NUM_MOMENTS), np.nan),
-        counters=np.zeros((num_rows, NUM_COUNTERS), np.int64),
-        clocks=np.zeros((num_rows, NUM_CLOCKS)),
-        stages=np.zeros((num_rows, stages, NUM_STAGE_FIELDS), np.int64),
-        stage_ends=np.full((num_rows, stages), np.inf),
-        idle=np.zeros((num_rows, size), np.int64),
-        batch_sizes=np.zeros((num_rows, stages), np.int64),
-        batch_slots=np.zeros((num_rows, stages, size), np.int64),
-        batch_tokens=np.zeros((num_rows, stages, size), np.int64),
-        batch_s=np.zeros((num_rows, stages, 2)),
-        events=np.zeros((num_rows, 8 * stages + 8, 2), np.int64),
-        log=np.zeros((log_size, NUM_LOG_FIELDS)),
-        log_size=np.zeros(1, np.int64),
-        missing=np.zeros(3, np.int64),
+def placed(rules: Rules) -> Rules:
+    """The rules with the places of the parts of a row."""
+    # A stage that ends makes three events, and each of those at most one.
+    num_event_cells = 2 * (8 * rules.num_stages + 8)
+    events = FIRST_STAGE + STAGE_CELLS * rules.num_stages
+    idle = events + num_event_cells
+    batches = idle + max_running(rules)
+    batch_cells = BATCH_HEADER + 2 * max_running(rules)
+    return rules._replace(
+        events=events,
+        num_event_cells=num_event_cells,
+        idle=idle,
+        batches=batches,
+        batch_cells=batch_cells,
+        requests=batches + batch_cells * rules.num_stages,
     )
-    for column in (QUEUE, QUEUE_TAIL, PARTIAL, PARTIAL_TAIL):
-        state.counters[:, column] = -1
-    state.clocks[:, TARGET] = state.clocks[:, SUBMITTED] = -np.inf
-    _link_free_slots(state.requests, 0)
-    return state
 
 
 def max_running(rules: Rules) -> int:
@@ -142,32 +135,42 @@ def max_running(rules: Rules) -> int:
     return rules.num_stages * rules.max_batch_size if rules.scheduler == ORCA else rules.max_admitted
 
 
-def grown(state: State) -> State:
-    """The same state with twice as many request slots."""
-    old_slots = state.requests.shape[1]
-    larger: dict[str, Any] = {}
-    for name in _SLOT_FIELDS:
-        old = getattr(state, name)
-        new = np.zeros((len(old), 2 * old_slots, *old.shape[2:]), old.dtype)
-        new[:, :old_slots] = old
-        larger[name] = new
-    state = state._replace(**larger)
-    for row in range(len(state.counters)):
-        first_free = state.counters[row, FREE]
-        _link_free_slots(state.requests[row : row + 1], old_slots)
-        state.requests[row, -1, NEXT] = first_free
-        state.counters[row, FREE] = old_slots
+def new_state(rules: Rules, num_rows: int, *, num_requests: int, log_size: int) -> State:
+    """Empty replicas with room for so many requests each."""
+    cells = np.zeros((num_rows, rules.requests + REQUEST_CELLS * num_requests), np.int64)
+    state = _with_cells(cells, np.zeros((log_size, NUM_LOG_COLUMNS)), np.zeros(4, np.int64))
+    cells[:, [QUEUE, QUEUE_TAIL, PARTIAL, PARTIAL_TAIL, FREE]] = -1
+    state.floats[:, [TARGET, SUBMITTED]] = -np.inf
+    for stage in range(rules.num_stages):
+        state.floats[:, FIRST_STAGE + STAGE_CELLS * stage + END_S] = np.inf
+    _link_free(cells, rules.requests)
     return state
 
 
-def _link_free_slots(requests: IntArray, first: int) -> None:
-    requests[:, first:, NEXT] = np.arange(first + 1, requests.shape[1] + 1)
-    requests[:, -1, NEXT] = -1
+def grown(rules: Rules, state: State) -> State:
+    """The same state with room for twice as many requests."""
+    num_rows, width = state.cells.shape
+    cells = np.zeros((num_rows, 2 * width - rules.requests), np.int64)
+    cells[:, :width] = state.cells
+    _link_free(cells, width)
+    return _with_cells(cells, state.log, state.signals)
+
+
+def _link_free(cells: IntArray, first: int) -> None:
+    """Add the requests from a place on to the list of free ones."""
+    width = cells.shape[1]
+    cells[:, first + NEXT :: REQUEST_CELLS] = np.arange(first, width, REQUEST_CELLS) + REQUEST_CELLS
+    cells[:, width - REQUEST_CELLS + NEXT] = cells[:, FREE]
+    cells[:, FREE] = first
+
+
+def _with_cells(cells: IntArray, log: FloatArray, signals: IntArray) -> State:
+    return State(cells, cells.view(np.float64), log, signals)
 
 
 def copied(state: State) -> State:
     """A state of its own with the same content."""
-    return State(*(array.copy() for array in state))
+    return _with_cells(state.cells.copy(), state.log.copy(), state.signals.copy())
 
 
 def copy_into(target: State, source: State) -> None:

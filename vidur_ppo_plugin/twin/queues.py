@@ -1,4 +1,7 @@
-"""Lists of requests, and what admission, progress and preemption do to a replica's books. Compiled helpers."""
+"""Lists of requests, and what admission and preemption do to a replica's books. Compiled helpers.
+
+`i` and `f` are the cells of a replica's row, `q` is the place of a request in it (see `layout`).
+"""
 
 import math
 from typing import Any
@@ -7,9 +10,9 @@ from .compiling import helper
 from .layout import (
     ADMITTED,
     ARRIVED,
+    BATCH_HEADER,
     BLOCKS,
     CONTEXT_TOKENS,
-    FREE,
     ID,
     IS_DECODING,
     KV_USED,
@@ -20,151 +23,140 @@ from .layout import (
     PROCESSED,
     RESTARTS,
     SCHEDULED,
+    SIZE,
 )
 
 
 @helper
-def append(state: Any, row: int, which: int, slot: int) -> None:
+def append(i: Any, which: int, q: int) -> None:
     """Add a request at the end of a linked list (`which`: the counter of its head)."""
-    tail = state.counters[row, which + 1]
-    state.requests[row, slot, NEXT] = -1
+    tail = i[which + 1]
+    i[q + NEXT] = -1
     if tail < 0:
-        state.counters[row, which] = slot
+        i[which] = q
     else:
-        state.requests[row, tail, NEXT] = slot
-    state.counters[row, which + 1] = slot
+        i[tail + NEXT] = q
+    i[which + 1] = q
 
 
 @helper
-def push_front(state: Any, row: int, which: int, slot: int) -> None:
+def push_front(i: Any, which: int, q: int) -> None:
     """Add a request at the beginning of a linked list."""
-    head = state.counters[row, which]
-    state.requests[row, slot, NEXT] = head
-    state.counters[row, which] = slot
-    if head < 0:
-        state.counters[row, which + 1] = slot
+    i[q + NEXT] = i[which]
+    if i[which] < 0:
+        i[which + 1] = q
+    i[which] = q
 
 
 @helper
-def remove_after(state: Any, row: int, which: int, before: int) -> int:
-    """Take the request after `before` (-1: the first) out of a linked list; its slot."""
-    requests, counters = state.requests, state.counters
-    slot = counters[row, which] if before < 0 else requests[row, before, NEXT]
-    after = requests[row, slot, NEXT]
+def remove_after(i: Any, which: int, before: int) -> Any:
+    """Take the request after `before` (-1: the first) out of a linked list."""
+    q = i[which] if before < 0 else i[before + NEXT]
+    after = i[q + NEXT]
     if before < 0:
-        counters[row, which] = after
+        i[which] = after
     else:
-        requests[row, before, NEXT] = after
+        i[before + NEXT] = after
     if after < 0:
-        counters[row, which + 1] = before
-    return slot
+        i[which + 1] = before
+    return q
 
 
 @helper
-def insert_by_arrival(state: Any, row: int, which: int, slot: int) -> None:
+def insert_by_arrival(i: Any, f: Any, which: int, q: int) -> None:
     """Add a request to a linked list that is in the order of arrival, ties by id."""
-    requests, moments = state.requests, state.moments
-    arrived_s, number = moments[row, slot, ARRIVED], requests[row, slot, ID]
-    tail = state.counters[row, which + 1]
-    if tail < 0 or _is_earlier(moments[row, tail, ARRIVED], requests[row, tail, ID], arrived_s, number):
-        append(state, row, which, slot)
+    if i[which + 1] < 0 or _is_earlier(i, f, i[which + 1], q):
+        append(i, which, q)
         return
-    before, at = -1, state.counters[row, which]
-    while _is_earlier(moments[row, at, ARRIVED], requests[row, at, ID], arrived_s, number):
-        before, at = at, requests[row, at, NEXT]
-    requests[row, slot, NEXT] = at
+    before, at = -1, i[which]
+    while _is_earlier(i, f, at, q):
+        before, at = at, i[at + NEXT]
+    i[q + NEXT] = at
     if before < 0:
-        state.counters[row, which] = slot
+        i[which] = q
     else:
-        requests[row, before, NEXT] = slot
+        i[before + NEXT] = q
 
 
 @helper
-def _is_earlier(arrived_s: float, number: int, other_s: float, other_number: int) -> bool:
-    return arrived_s < other_s or (arrived_s == other_s and number < other_number)
+def _is_earlier(i: Any, f: Any, q: int, other: int) -> Any:
+    if f[q + ARRIVED] != f[other + ARRIVED]:
+        return f[q + ARRIVED] < f[other + ARRIVED]
+    return i[q + ID] < i[other + ID]
 
 
 @helper
-def sort_idle(state: Any, row: int, count: int) -> None:
-    """Sort the first idle requests by arrival; those that arrived together keep their order."""
-    idle, moments = state.idle, state.moments
-    for i in range(1, count):
-        slot = idle[row, i]
-        arrived_s = moments[row, slot, ARRIVED]
-        j = i
-        while j > 0 and moments[row, idle[row, j - 1], ARRIVED] > arrived_s:
-            idle[row, j] = idle[row, j - 1]
+def sort_by_arrival(i: Any, f: Any, first: int, count: int) -> None:
+    """Sort a stretch of requests; those that arrived together keep their order."""
+    for k in range(first + 1, first + count):
+        q = i[k]
+        arrived_s = f[q + ARRIVED]
+        j = k
+        while j > first and f[i[j - 1] + ARRIVED] > arrived_s:
+            i[j] = i[j - 1]
             j -= 1
-        idle[row, j] = slot
+        i[j] = q
 
 
 @helper
-def keep_idle(state: Any, row: int, kept: int, first: int, last: int) -> int:
-    """Move the idle requests [first, last) behind the `kept` ones at the beginning; how many there are then."""
-    for i in range(first, last):
-        state.idle[row, kept + i - first] = state.idle[row, i]
-    return kept + last - first
+def move(i: Any, into: int, first: int, last: int) -> int:
+    """Move the cells [first, last) to an earlier place; the place after them."""
+    for k in range(first, last):
+        i[into] = i[k]
+        into += 1
+    return into
 
 
 @helper
-def blocks_for(rules: Any, tokens: int) -> int:
+def blocks_for(rules: Any, tokens: int) -> Any:
     """KV blocks that so many tokens fill."""
     return (tokens + rules.block_size - 1) // rules.block_size
 
 
 @helper
-def admit(state: Any, row: int, slot: int, num_blocks: int) -> None:
+def admit(i: Any, q: int, num_blocks: int) -> None:
     """Give a request its first blocks."""
-    state.requests[row, slot, BLOCKS] = num_blocks
-    state.counters[row, KV_USED] += num_blocks
-    state.counters[row, ADMITTED] += 1
+    i[q + BLOCKS] = num_blocks
+    i[KV_USED] += num_blocks
+    i[ADMITTED] += 1
 
 
 @helper
-def free_blocks(state: Any, row: int, slot: int) -> None:
+def free_blocks(i: Any, q: int) -> None:
     """Take a request's blocks back."""
-    state.counters[row, KV_USED] -= state.requests[row, slot, BLOCKS]
-    state.counters[row, ADMITTED] -= 1
-    state.requests[row, slot, BLOCKS] = 0
+    i[KV_USED] -= i[q + BLOCKS]
+    i[ADMITTED] -= 1
+    i[q + BLOCKS] = 0
 
 
 @helper
-def extend(rules: Any, state: Any, row: int, slot: int) -> None:
+def extend(rules: Any, i: Any, q: int) -> None:
     """Give a decoding request one block more if its tokens have outgrown those it has."""
-    requests = state.requests
-    if requests[row, slot, PROCESSED] > requests[row, slot, BLOCKS] * rules.block_size:
-        requests[row, slot, BLOCKS] += 1
-        state.counters[row, KV_USED] += 1
+    if i[q + PROCESSED] > i[q + BLOCKS] * rules.block_size:
+        i[q + BLOCKS] += 1
+        i[KV_USED] += 1
 
 
 @helper
-def restart(state: Any, row: int, slot: int) -> None:
+def restart(i: Any, q: int) -> None:
     """Preempt a request: its blocks are free, and what it had processed is to be prefilled again."""
-    requests, counters = state.requests, state.counters
-    processed = requests[row, slot, PROCESSED]
-    if requests[row, slot, IS_DECODING]:
-        requests[row, slot, PREFILL] = processed
-        requests[row, slot, IS_DECODING] = 0
-    counters[row, PREFILL_TOKENS] += processed
-    counters[row, CONTEXT_TOKENS] -= processed
-    requests[row, slot, PROCESSED] = 0
-    requests[row, slot, RESTARTS] += 1
-    free_blocks(state, row, slot)
+    processed = i[q + PROCESSED]
+    if i[q + IS_DECODING]:
+        i[q + PREFILL] = processed
+        i[q + IS_DECODING] = 0
+    i[PREFILL_TOKENS] += processed
+    i[CONTEXT_TOKENS] -= processed
+    i[q + PROCESSED] = 0
+    i[q + RESTARTS] += 1
+    free_blocks(i, q)
 
 
 @helper
-def add_to_batch(state: Any, row: int, batch: int, slot: int, tokens: int) -> None:
-    """Put a request with so many new tokens into a batch that is being formed."""
-    size = state.batch_sizes[row, batch]
-    state.batch_slots[row, batch, size] = slot
-    state.batch_tokens[row, batch, size] = tokens
-    state.batch_sizes[row, batch] = size + 1
-    if math.isnan(state.moments[row, slot, SCHEDULED]):
-        state.moments[row, slot, SCHEDULED] = state.clocks[row, NOW]
-
-
-@helper
-def release_slot(state: Any, row: int, slot: int) -> None:
-    """Put a slot back on the list of free ones."""
-    state.requests[row, slot, NEXT] = state.counters[row, FREE]
-    state.counters[row, FREE] = slot
+def add_to_batch(i: Any, f: Any, batch: int, q: int, tokens: int) -> None:
+    """Put a request with so many new tokens into a batch that is being formed (`batch`: its place)."""
+    at = batch + BATCH_HEADER + 2 * i[batch + SIZE]
+    i[at] = q
+    i[at + 1] = tokens
+    i[batch + SIZE] += 1
+    if math.isnan(f[q + SCHEDULED]):
+        f[q + SCHEDULED] = f[NOW]

@@ -9,49 +9,63 @@ from typing import Any
 import numpy as np
 
 from .compiling import helper
-from .layout import PROCESSED
+from .layout import (
+    BATCH_HEADER,
+    LAST_S,
+    MIDDLE_S,
+    MISSING_CHUNK,
+    MISSING_DECODES,
+    MISSING_TOKENS,
+    PROCESSED,
+    SIZE,
+)
 
-# `Times.layers[speed, tokens]`: sums and single operations of a layer, in milliseconds, at the row's speed.
+# `layers[tokens]`: sums and single operations of a layer, in milliseconds, at the row's speed.
 PROJECTIONS, ALL_REDUCE, ATTENTION_NORM, MLP, ADD, SEND = range(6)
 NUM_LAYER_FIELDS = 6
 _MS = 1e-3
 
 
 @helper
-def time_batch(rules: Any, times: Any, state: Any, row: int, batch: int) -> bool:
-    """Work out what a batch takes on a middle and on the last stage; False if a table lacks an entry (`missing`)."""
+def time_batch(
+    rules: Any, layers: Any, slopes: Any, lines: Any, slowness: float, i: Any, f: Any, signals: Any, batch: int
+) -> Any:
+    """Work out what a batch takes on a middle and on the last stage; False if a table lacks an entry (see `signals`).
+
+    `layers`: the table at the row's speed.
+    """
     num_tokens, num_decodes, context_tokens, prefill_ms = 0, 0, 0, 0.0
-    lines = times.prefill_lines
-    for i in range(state.batch_sizes[row, batch]):
-        tokens = state.batch_tokens[row, batch, i]
-        cached = state.requests[row, state.batch_slots[row, batch, i], PROCESSED]
+    first = batch + BATCH_HEADER
+    for k in range(first, first + 2 * i[batch + SIZE], 2):
+        tokens = i[k + 1]
+        cached = i[i[k] + PROCESSED]
         num_tokens += tokens
         if tokens == 1:  # a decode, or a chunk that Vidur takes for one
             num_decodes += 1
             context_tokens += cached
         elif tokens >= len(lines) or np.isnan(lines[tokens, 0]):
-            state.missing[:] = (1, tokens, 1)
-            return False
+            return _miss(signals, 1, tokens, 0)
         elif cached < lines[tokens, 0]:
             prefill_ms += lines[tokens, 1] + lines[tokens, 2] * cached
         else:
             prefill_ms += lines[tokens, 3] + lines[tokens, 4] * cached
-    if num_tokens >= times.layers.shape[1] or num_decodes >= len(times.decode_slopes):
-        state.missing[:] = (num_tokens, 1, num_decodes)
-        return False
-    speed = times.speed_index[row]
-    layer = times.layers[speed, num_tokens]
-    slope_ms = times.decode_slopes[num_decodes]
-    if np.isnan(layer[PROJECTIONS]) or np.isnan(slope_ms):
-        state.missing[:] = (num_tokens, 1, num_decodes)
-        return False
-    decode_ms = rules.decode_launch_ms + context_tokens * slope_ms if num_decodes > 0 else 0.0
-    slowness = times.slowness[speed]
-    if slowness != 1.0:
-        decode_ms *= slowness
-        prefill_ms *= slowness
-    attention_ms = layer[PROJECTIONS] + decode_ms + prefill_ms + layer[ALL_REDUCE] + layer[ATTENTION_NORM]
-    stage_ms = (attention_ms + layer[MLP] + layer[ADD]) * rules.layers_per_stage
-    state.batch_s[row, batch, 0] = (stage_ms + layer[SEND]) * _MS
-    state.batch_s[row, batch, 1] = stage_ms * _MS
+    if num_tokens >= len(layers) or np.isnan(layers[num_tokens, PROJECTIONS]):
+        return _miss(signals, num_tokens, 1, 0)
+    if num_decodes >= len(slopes) or np.isnan(slopes[num_decodes]):
+        return _miss(signals, 1, 1, num_decodes)
+    decode_ms = rules.decode_launch_ms + context_tokens * slopes[num_decodes] if num_decodes > 0 else 0.0
+    # At speed 1 the products are what they were.
+    attention_ms = layers[num_tokens, PROJECTIONS] + decode_ms * slowness + prefill_ms * slowness
+    attention_ms = attention_ms + layers[num_tokens, ALL_REDUCE] + layers[num_tokens, ATTENTION_NORM]
+    stage_ms = (attention_ms + layers[num_tokens, MLP] + layers[num_tokens, ADD]) * rules.layers_per_stage
+    f[batch + MIDDLE_S] = (stage_ms + layers[num_tokens, SEND]) * _MS
+    f[batch + LAST_S] = stage_ms * _MS
     return True
+
+
+@helper
+def _miss(signals: Any, num_tokens: int, chunk_tokens: int, num_decodes: int) -> bool:
+    signals[MISSING_TOKENS] = num_tokens
+    signals[MISSING_CHUNK] = chunk_tokens
+    signals[MISSING_DECODES] = num_decodes
+    return False

@@ -11,8 +11,8 @@ from .config import TwinConfig
 from .layout import FloatArray, IntArray, State
 from .tables import BatchTimes
 
-# Request slots of each replica to begin with, and completions that are kept until somebody asks for them.
-_INITIAL_SLOTS = 64
+# Requests that each replica has room for to begin with, and completions that are kept until somebody asks for them.
+_INITIAL_REQUESTS = 64
 _LOG_SIZE = 4096
 
 
@@ -55,7 +55,7 @@ class Twin:
         self.state = layout.new_state(
             self.rules,
             config.num_replicas,
-            num_slots=_INITIAL_SLOTS,
+            num_requests=_INITIAL_REQUESTS,
             log_size=max(_LOG_SIZE, 2 * layout.max_running(self.rules)),
         )
         #: No event before this moment can be added any more.
@@ -116,7 +116,7 @@ class Twin:
     def drain(self) -> None:
         """Run until all requests are completed; ValueError if some never will be, because they do not fit."""
         self._call(kernels.advance, np.inf)
-        self.now_s = max(self.now_s, float(self.state.clocks[:, layout.NOW].max()))
+        self.now_s = max(self.now_s, float(self.state.floats[:, layout.NOW].max()))
         if self.num_in_flight:
             raise ValueError(
                 f"{self.num_in_flight} requests can never run on {self.config.replica_scheduler}: their prompts exceed "
@@ -127,7 +127,7 @@ class Twin:
     def completions(self) -> Completions:
         """What was completed since the last call; the twin forgets it."""
         self._empty_log()
-        rows = np.concatenate(self._log) if self._log else np.zeros((0, layout.NUM_LOG_FIELDS))
+        rows = np.concatenate(self._log) if self._log else np.zeros((0, layout.NUM_LOG_COLUMNS))
         self._log = []
         return Completions(
             index=rows[:, layout.LOG_ID].astype(np.int64),
@@ -145,7 +145,7 @@ class Twin:
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go back to a checkpoint of this twin or of one with the same config."""
-        if self.state.requests.shape == checkpoint.state.requests.shape:
+        if self.state.cells.shape == checkpoint.state.cells.shape:
             layout.copy_into(self.state, checkpoint.state)
         else:
             self.state = layout.copied(checkpoint.state)
@@ -165,17 +165,17 @@ class Twin:
             if outcome == layout.DONE:
                 return
             if outcome == layout.TIME_UNKNOWN:
-                self.times.add(*self.state.missing.tolist())
+                self.times.add(*self.state.signals[layout.MISSING_TOKENS :].tolist())
             elif outcome == layout.LOG_FULL:
                 self._empty_log()
             else:
-                self.state = layout.grown(self.state)
+                self.state = layout.grown(self.rules, self.state)
 
     def _empty_log(self) -> None:
-        size = int(self.state.log_size[0])
+        size = int(self.state.signals[layout.LOG_SIZE])
         if size:
             self._log.append(self.state.log[:size].copy())
-            self.state.log_size[0] = 0
+            self.state.signals[layout.LOG_SIZE] = 0
 
 
 def run(
