@@ -16,10 +16,6 @@ _BATCH_TOKENS_FLAG = {
     "mnemosyne_fcfs_fixed_chunk": "chunk_size",
     "vllm": "max_tokens_in_batch",
 }
-    "sarathi": "chunk_size",
-    "mnemosyne_fcfs_fixed_chunk": "chunk_size",
-    "vllm": "max_tokens_in_batch",
-}
 
 
 def twin_config(config: Any) -> TwinConfig:
