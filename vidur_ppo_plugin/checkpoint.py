@@ -185,6 +185,16 @@ def load(path: Path | str) -> Checkpoint:
         raise CheckpointError(f"{error}; {_offer(file)}") from error
 
 
+def verify(path: Path | str) -> dict[str, Any]:
+    """The metadata of what `load` would read, after the same checks of the file; without torch."""
+    file = _resolve(Path(path))
+    try:
+        manifest, _ = _read(file, with_payload=True)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; {_offer(file)}") from error
+    return dict(manifest["metadata"])
+
+
 def newest(directory: Path, name: str = LAST) -> Path | None:
     """The newest generation of `name`, or None."""
     found = _generations(Path(directory), name)

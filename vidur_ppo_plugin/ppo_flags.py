@@ -215,6 +215,12 @@ class ExplorationFlags:
     stagnation_memory: int = flag(
         5, "Updates over which that change is taken. Raise it if latency is noisy, lower it to react sooner.", low=2
     )
+    reference_patience: int = flag(
+        3,
+        "Updates in a row with a gain_over_prior below 0 (the prior would have done better) that start a pulse; 0 for "
+        "never. Lower it to react sooner, raise it to bear more. (marginal_delay)",
+        low=0,
+    )
     target_entropy: float = flag(
         0.0, "The temperature rises below this entropy; 0 for never. Raise it to explore, lower it to commit.", low=0
     )

@@ -25,12 +25,12 @@ def controller(**params: Any) -> TemperatureController:
 
 
 def pulses(
-    control: TemperatureController, metrics: Sequence[float | None], reference: float | None = None
+    control: TemperatureController, metrics: Sequence[float | None], gains: Sequence[float | None] | None = None
 ) -> list[str]:
     """The reason to pulse at each update."""
     reasons = []
-    for metric in metrics:
-        temperature = control.update(metric, 1.0, 0.0, 0.0, reference)
+    for metric, gain in zip(metrics, gains or [None] * len(metrics), strict=True):
+        temperature = control.update(metric, 1.0, 0.0, 0.0, gain)
         assert control.is_pulsing == (control.pulse_reason != "")
         assert temperature == control.temperature == (2.0 if control.is_pulsing else 1.0)
         reasons.append(control.pulse_reason)
@@ -38,7 +38,7 @@ def pulses(
 
 
 def test_nothing_moves_without_terms() -> None:
-    assert pulses(controller(), [1.0] * 40, reference=5.0) == [""] * 40
+    assert pulses(controller(), [1.0] * 40, gains=[-0.5] * 40) == [""] * 40
 
 
 def test_disabled_is_the_scheduled_base_whatever_happens() -> None:
@@ -93,12 +93,15 @@ def test_interval_pulses_do_not_hide_stagnation() -> None:
     assert found[7:] == ["interval", "interval", "stagnation", "stagnation", ""]
 
 
-@pytest.mark.parametrize("lower_is_better", [False, True])
-def test_pulse_when_worse_than_the_reference_in_a_row(lower_is_better: bool) -> None:
-    worse, better = (6.0, 4.0) if lower_is_better else (4.0, 6.0)
-    control = controller(reference_patience=3, pulse_length=1, lower_is_better=lower_is_better)
-    metrics = [worse, worse, better, worse, worse, worse, worse, worse, worse, better]
-    assert pulses(control, metrics, reference=5.0) == [""] * 5 + ["reference"] + [""] * 2 + ["reference", ""]
+def test_pulse_when_worse_than_the_reference_in_a_row() -> None:
+    control = controller(reference_patience=3, pulse_length=1)
+    gains = [-0.1, -0.1, 0.0, -0.1, -0.1, -0.1, -0.2, -0.1, -0.1, 0.1]
+    assert pulses(control, [None] * 10, gains) == [""] * 5 + ["reference"] + [""] * 2 + ["reference", ""]
+
+
+def test_an_unknown_gain_neither_counts_nor_forgives() -> None:
+    control = controller(reference_patience=2, pulse_length=1)
+    assert pulses(control, [1.0] * 3, [-0.1, None, -0.1]) == ["", "", "reference"]
 
 
 def test_bounds_win_over_a_pulse_and_over_pressure() -> None:
@@ -122,7 +125,6 @@ PARAMS = st.builds(
     stagnation_threshold=st.floats(0.0, 1.0),
     stagnation_memory=st.integers(1, 4),
     reference_patience=st.integers(0, 3),
-    lower_is_better=st.booleans(),
 )
 
 
@@ -184,7 +186,8 @@ def test_bad_parameters_are_named(name: str, value: float) -> None:
 def test_bad_inputs_are_named() -> None:
     right: dict[str, Any] = {"metric": 1.0, "entropy": 1.0, "load_pressure": 0.5, "latency_pressure": 0.5}
     controller().update(**right)
-    for name in (*right, "reference_metric"):
-        for value in (math.nan, math.inf, *((-0.1,) if "metric" not in name else ())):
+    for name in (*right, "gain_over_reference"):
+        can_be_negative = name in ("metric", "gain_over_reference")
+        for value in (math.nan, math.inf, *(() if can_be_negative else (-0.1,))):
             with pytest.raises(ValueError, match=f"{name} must be"):
                 controller().update(**{**right, name: value})

@@ -259,3 +259,19 @@ def test_a_killed_run_leaves_a_loadable_checkpoint(tmp_path: Path, delay_s: floa
     assert loaded.metadata["num_updates"] >= 1
     outcome = ppo(tmp_path / "after", {"load_checkpoint": str(saved), "inference_only": True})
     assert len(outcome.completed) == 100
+
+
+def test_a_checkpoint_that_is_no_good_stops_the_run_before_it_begins(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    ppo(tmp_path / "train", {"save_checkpoint": str(saved)})
+    good, *_ = sorted(saved.glob("last*"))
+    (saved / "cut.ckpt").write_bytes(good.read_bytes()[:-10])
+    for bad, reason in ((saved / "cut.ckpt", "truncated"), (tmp_path / "nowhere", "missing")):
+        output = tmp_path / "output"
+        own = {f"{PREFIX}load_checkpoint": str(bad)}
+        command_line = arguments(output, global_scheduler_config_type="ppo_modular", **own)
+        done = vidur_main(command_line)
+        assert done.returncode == 2
+        assert "Traceback" not in done.stderr
+        assert f"--{PREFIX}load_checkpoint: checkpoint {bad}" in done.stderr and reason in done.stderr
+        assert not output.exists()

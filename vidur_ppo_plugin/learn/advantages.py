@@ -39,6 +39,23 @@ def all_action_advantages(
     return advantages
 
 
+def gain_over_prior(action_rewards: FloatArray, logits: FloatArray, prior_logits: FloatArray) -> float:
+    """Relative gain in reward of the greedy policy over its prior's own choices, in the very same states.
+
+    Where several actions are equally good in the eyes of either, each counts equally.
+    """
+    if not action_rewards.shape == logits.shape == prior_logits.shape:
+        shapes = f"{action_rewards.shape}, {logits.shape} and {prior_logits.shape}"
+        raise ValueError(f"action_rewards, logits and prior_logits must be of one shape, got {shapes}")
+    own, prior = (_mean_reward_of_best(action_rewards, scores) for scores in (logits, prior_logits))
+    return (own - prior) / max(abs(prior), 1e-12)
+
+
+def _mean_reward_of_best(action_rewards: FloatArray, scores: FloatArray) -> float:
+    is_best = scores == scores.max(axis=1, keepdims=True)
+    return float(np.mean((action_rewards * is_best).sum(axis=1) / is_best.sum(axis=1)))
+
+
 def explained_variance(predictions: FloatArray, targets: FloatArray) -> float:
     """1 - Var(target - prediction) / Var(target): 1 is perfect, 0 a constant's; NaN if targets are constant."""
     variance = float(np.var(targets))

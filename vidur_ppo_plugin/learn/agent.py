@@ -228,6 +228,7 @@ class Agent:
             entropy=metrics["entropy"],
             load_pressure=pressure[0],
             latency_pressure=pressure[1],
+            gain_over_reference=metrics.get("gain_over_prior"),
         )
         self.update_schedules()
 

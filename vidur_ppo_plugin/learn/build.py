@@ -143,9 +143,9 @@ def _controllers(flags: PPOModularFlags) -> Controllers:
                 pulse_length=flags.pulse_length,
                 stagnation_threshold=flags.stagnation_threshold,
                 stagnation_memory=flags.stagnation_memory,
+                reference_patience=flags.reference_patience,
                 target_entropy=flags.target_entropy,
                 schedule_updates=max(1, flags.schedule_steps // flags.rollout_len),
-                lower_is_better=True,
             )
         ),
         entropy_coef=Schedule(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vidur_ppo_plugin.policy.network import ActorCritic
 
-from .advantages import all_action_advantages, explained_variance, generalised_advantages
+from .advantages import all_action_advantages, explained_variance, gain_over_prior, generalised_advantages
 from .normalise import RewardNormaliser, RunningMoments
 from .rollout import Rollout
 from .warm_start import DemonstrationSet
@@ -120,7 +120,7 @@ class PPO:
         parameters = self.parameters
         for group in self.optimizer.param_groups:
             group["lr"] = coefficients.learning_rate
-        batch, variance = self._prepare(rollout)
+        batch, state_metrics = self._prepare(rollout)
         steps: list[dict[str, float]] = []
         size = len(rollout)
         # Few large minibatches rather than a tiny rest.
@@ -144,10 +144,13 @@ class PPO:
             metrics[name] = float(np.mean([step[name] for step in last_epoch]))
         metrics["first_ratio_error"] = steps[0]["ratio_error"]
         del metrics["ratio_error"]
-        return {**metrics, "explained_variance": variance, "epochs": float(epochs_done)}
+        return {**metrics, **state_metrics, "epochs": float(epochs_done)}
 
-    def _prepare(self, rollout: Rollout) -> tuple[_Batch, float]:
-        """Old probabilities, values, advantages and returns; advances the critic's memory and the statistics."""
+    def _prepare(self, rollout: Rollout) -> tuple[_Batch, dict[str, float]]:
+        """Old probabilities, values, advantages and returns, and how good policy and critic were before the update.
+
+        Advances the critic's memory and the statistics.
+        """
         parameters = self.parameters
         # Copies: torch aligns its own memory, and the last bit of a product depends on the alignment.
         tensors = {
@@ -178,7 +181,10 @@ class PPO:
             gamma=parameters.gamma, gae_lambda=parameters.gae_lambda,
         )  # fmt: skip
         returns = advantages + unscaled
-        variance = explained_variance(unscaled, returns)
+        metrics = {"explained_variance": explained_variance(unscaled, returns)}
+        if rollout.action_rewards is not None:
+            metrics["gain_over_prior"] = gain_over_prior(rollout.action_rewards, logits.numpy(), rollout.prior_logits)
+        metrics |= self.network.attention_summary(tensors["replicas"], tensors["request"])
         if parameters.all_action_baseline and rollout.action_rewards is not None:
             probabilities = old_log_probs.exp().numpy().astype(np.float64)
             advantages = all_action_advantages(rollout.action_rewards * scale, probabilities, rollout.actions)
@@ -196,7 +202,7 @@ class PPO:
             returns=torch.tensor(targets.astype(np.float32)),
             hiddens=hiddens,
         )
-        return batch, variance
+        return batch, metrics
 
     def _values(self, encoded: Tensor, rollout: Rollout) -> tuple[Tensor, list[Tensor], float]:
         """Values in order, the critic's memory before each minibatch-sized segment, and the bootstrap value."""

@@ -157,6 +157,19 @@ class ActorCritic(nn.Module):
         """The GRU's state before anything has happened."""
         return torch.zeros(max(1, self.shape.critic_gru_layers), self.shape.hidden_size)
 
+    @torch.no_grad()
+    def attention_summary(self, replicas: Tensor, request: Tensor) -> dict[str, float]:
+        """Where replicas look, averaged over states and replicas; empty without attention."""
+        weights = self.attention_weights(replicas, request)
+        if weights is None:
+            return {}
+        entropy = -(weights * weights.clamp_min(1e-12).log()).sum(dim=-1)
+        return {
+            "attention_self": float(weights.diagonal(dim1=1, dim2=2).mean()),
+            "attention_max": float(weights.amax(dim=-1).mean()),
+            "attention_entropy": float(entropy.mean()),
+        }
+
     def attention_weights(self, replicas: Tensor, request: Tensor) -> Tensor | None:
         """[batch, replicas, replicas], averaged over heads; None without attention. For the record, not for acting."""
         if self.attention is None:

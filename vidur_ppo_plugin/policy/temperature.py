@@ -40,8 +40,6 @@ class TemperatureParams:
     stagnation_memory: int = 5
     #: Updates in a row worse than the reference that start a pulse; 0: never.
     reference_patience: int = 3
-    #: Whether the metric is a cost (latency) rather than a gain (reward).
-    lower_is_better: bool = False
 
     def __post_init__(self) -> None:
         """Refuse values out of range, naming them."""
@@ -89,21 +87,21 @@ class TemperatureController:
         entropy: float,
         load_pressure: float,
         latency_pressure: float,
-        reference_metric: float | None = None,
+        gain_over_reference: float | None = None,
     ) -> float:
-        """The new temperature. Pressures are in [0, 1]; a metric that is not known yet is None."""
+        """The new temperature. Pressures are in [0, 1]; a metric or gain that is not known is None."""
         params = self._params
         _check_pressure("load_pressure", load_pressure)
         _check_pressure("latency_pressure", latency_pressure)
         if not 0.0 <= entropy < math.inf:
             raise ValueError(f"entropy must be finite and >= 0 nats, got {entropy!r}")
-        for name, value in (("metric", metric), ("reference_metric", reference_metric)):
+        for name, value in (("metric", metric), ("gain_over_reference", gain_over_reference)):
             if value is not None and not math.isfinite(value):
                 raise ValueError(f"{name} must be finite, or None while it is not known, got {value!r}")
         self._updates += 1
         temperature = self._scheduled_base()
         if params.enable_dynamic_temperature:
-            self._remember(metric, reference_metric)
+            self._remember(metric, gain_over_reference)
             self._advance_pulse()
             temperature *= 1.0 - params.load_weight * load_pressure + params.latency_weight * latency_pressure
             temperature *= 1.0 + params.entropy_gain * self._missing_entropy(entropy)
@@ -119,13 +117,11 @@ class TemperatureController:
         target = self._params.target_entropy
         return max(0.0, 1.0 - entropy / target) if target > 0.0 else 0.0
 
-    def _remember(self, metric: float | None, reference_metric: float | None) -> None:
-        if metric is None:
-            return
-        self._metrics = [*self._metrics, metric][-2 * self._params.stagnation_memory :]
-        if reference_metric is not None:
-            is_worse = metric > reference_metric if self._params.lower_is_better else metric < reference_metric
-            self._worse_in_a_row = self._worse_in_a_row + 1 if is_worse else 0
+    def _remember(self, metric: float | None, gain_over_reference: float | None) -> None:
+        if metric is not None:
+            self._metrics = [*self._metrics, metric][-2 * self._params.stagnation_memory :]
+        if gain_over_reference is not None:
+            self._worse_in_a_row = self._worse_in_a_row + 1 if gain_over_reference < 0.0 else 0
 
     def _advance_pulse(self) -> None:
         """End a pulse that has lasted long enough, then start one if something asks for it."""

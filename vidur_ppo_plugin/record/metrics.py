@@ -89,6 +89,8 @@ _LEARNING = _table(
      "bold."),
     ("explained_variance", "fraction", "1 - Var(return - V) / Var(return). 1: a perfect critic; 0: as good as a "
      "constant; below 0: worse."),
+    ("gain_over_prior", "fraction", "Relative gain in reward, in the states of the rollout, of the most likely action "
+     "over the prior's choice. Below 0 the prior would have done better. (marginal_delay)"),
     ("grad_norm", "norm", "Gradient norm before clipping to `max_grad_norm`, mean over the minibatches."),
     ("kl_coef", "coefficient", "Weight of the KL penalty; adapted so that approx_kl stays near `target_kl`."),
     ("learning_rate", "coefficient", "Step size of the optimiser in this update."),
@@ -136,6 +138,15 @@ _SHARES = _table(
     ("action_share_std", "fraction", "Standard deviation of the shares across replicas."),
 )
 
+_ATTENTION = _table(
+    ACTIONS,
+    ("attention_self", "fraction", "Attention that a replica pays to itself, mean. 1 / replicas: it looks at all alike. "
+     "(attention_heads > 0)"),
+    ("attention_max", "fraction", "Largest attention weight of a replica, mean. (attention_heads > 0)"),
+    ("attention_entropy", "nat", "Entropy of a replica's attention weights, mean; ln(replicas): it looks at all alike. "
+     "(attention_heads > 0)"),
+)  # fmt: skip
+
 _TIME = _table(
     TIME,
     ("time_simulating_share", "fraction", "Share of the wall-clock since the run began that the simulator took."),
@@ -144,7 +155,7 @@ _TIME = _table(
 )
 
 _BEFORE_ACTIONS = (*_PROGRESS, *_REWARD, *_LEARNING, *_EXPLORATION, *_LATENCY, *_CLUSTER)
-_BY_NAME = {metric.name: metric for metric in (*_BEFORE_ACTIONS, *_SHARES, *_TIME)}
+_BY_NAME = {metric.name: metric for metric in (*_BEFORE_ACTIONS, *_SHARES, *_ATTENTION, *_TIME)}
 
 
 def metrics(num_replicas: int) -> list[Metric]:
@@ -152,7 +163,8 @@ def metrics(num_replicas: int) -> list[Metric]:
     if num_replicas < 1:
         raise ValueError(f"num_replicas must be >= 1, got {num_replicas}")
     shares = [replica_share(index) for index in range(num_replicas)]
-    return [*_BEFORE_ACTIONS, *(shares if num_replicas <= MAX_REPLICA_COLUMNS else _SHARES), *_TIME]
+    shares = shares if num_replicas <= MAX_REPLICA_COLUMNS else list(_SHARES)
+    return [*_BEFORE_ACTIONS, *shares, *_ATTENTION, *_TIME]
 
 
 def header(num_replicas: int) -> list[str]:

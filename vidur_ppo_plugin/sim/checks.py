@@ -7,6 +7,7 @@ themselves, when the global scheduler is built.
 import dataclasses
 from typing import Any
 
+from vidur_ppo_plugin import checkpoint
 from vidur_ppo_plugin.config import check_scheduler, check_workload, flag_name, speed_factors
 
 from . import config_types
@@ -18,7 +19,7 @@ def command_line_problems(flat_config: Any) -> list[str]:
     if num_replicas < 1:
         return [f"--cluster_config_num_replicas must be >= 1, got {num_replicas}"]
     checks = (
-        ("global_scheduler_config", check_scheduler),
+        ("global_scheduler_config", _check_scheduler),
         ("execution_time_predictor_config", speed_factors),
         ("request_generator_config", check_workload),
         ("length_generator_config", check_workload),
@@ -34,6 +35,17 @@ def command_line_problems(flat_config: Any) -> list[str]:
         except ValueError as error:
             problems.append(str(error))
     return problems
+
+
+def _check_scheduler(flags: Any, num_replicas: int) -> None:
+    """Its flags, and the files that they name."""
+    check_scheduler(flags, num_replicas)
+    path = getattr(flags, "load_checkpoint", None)
+    if path:
+        try:
+            checkpoint.verify(path)
+        except ValueError as error:
+            raise ValueError(f"{flag_name(type(flags), 'load_checkpoint')}: {error}") from None
 
 
 def _own_flags(flat_config: Any, type_name: str) -> Any:
