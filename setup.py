@@ -127,6 +127,7 @@ setup(
         "pyarrow>=14",
         "rich>=13",
         "matplotlib>=3.8",
+        "Jinja2>=3.1",
         "simple-parsing>=0.1.5",
         "PyYAML>=6.0",
         "packaging>=22",

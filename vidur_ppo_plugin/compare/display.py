@@ -27,7 +27,7 @@ TITLES: dict[str, str] = {
     "load_spread": "Load spread",
     "decision_us": "Decision time",
     **{
-        f"{prefix}_{key}_{size}": f"{prefix.upper()} {_LATENCY_FIGURES[key]}, {size}"
+        f"{prefix}_{key}_{size}": f"{prefix.upper()} {_LATENCY_FIGURES[key]} ({size})"
         for size in ("short", "long")
         for prefix, key in (("e2e", "mean"), ("e2e", "p99"), ("ttft", "mean"))
     },
