@@ -2,10 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from vidur_ppo_plugin.hardware import Roofline
 
-from .layout import FIXED_CHUNK, MAX_STAGES, ORCA, SCHEDULERS, Rules, placed
+from .layout import FIXED_CHUNK, MAX_STAGES, ORCA, SARATHI, SCHEDULERS, Rules, placed
+from .tables import BatchTimes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,7 @@ class TwinConfig:
         """Number of replicas."""
         return len(self.speed_factors)
 
-    @property
+    @cached_property
     def rules(self) -> Rules:
         """The numbers that the kernels go by."""
         scheduler = SCHEDULERS.index(self.replica_scheduler)
@@ -78,9 +80,11 @@ class TwinConfig:
         )
         return placed(rules)
 
-    @property
-    def usual_batch_tokens(self) -> int:
-        """Largest batch that is worth preparing for: chunked prefill bounds it, the others grow with the prompts."""
-        if self.replica_scheduler in ("sarathi", SCHEDULERS[FIXED_CHUNK]):
-            return self.max_batch_tokens + self.batch_size_cap
-        return self.batch_size_cap
+    @cached_property
+    def times(self) -> BatchTimes:
+        """The tables of batch times, which all twins of this config share and fill."""
+        times = BatchTimes(self.roofline, self.speed_factors)
+        # Chunked prefill bounds the batches. Those of the others grow with the prompts: there, as need arises.
+        is_chunked = self.rules.scheduler in (SARATHI, FIXED_CHUNK)
+        times.fill(self.batch_size_cap + (self.max_batch_tokens if is_chunked else 0))
+        return times

@@ -9,7 +9,6 @@ import numpy as np
 from . import kernels, layout
 from .config import TwinConfig
 from .layout import FloatArray, IntArray, State
-from .tables import BatchTimes
 
 # Requests that each replica has room for to begin with, and completions that are kept until somebody asks for them.
 _INITIAL_REQUESTS = 64
@@ -45,13 +44,10 @@ class Checkpoint:
 class Twin:
     """A cluster whose replicas are told of requests, one by one, in the order of their arrivals."""
 
-    def __init__(self, config: TwinConfig, *, times: BatchTimes | None = None) -> None:
-        """`times`: tables to share with other twins of the same roofline and speeds."""
+    def __init__(self, config: TwinConfig) -> None:
         self.config = config
         self.rules = config.rules
-        self.times = times or BatchTimes(config.roofline, config.speed_factors)
-        if times is None:
-            self.times.fill(config.usual_batch_tokens)
+        self.times = config.times
         self.state = layout.new_state(
             self.rules,
             config.num_replicas,
@@ -154,7 +150,7 @@ class Twin:
 
     def copy(self) -> "Twin":
         """A twin of its own at the same moment."""
-        twin = Twin(self.config, times=self.times)
+        twin = Twin(self.config)
         twin.restore(self.checkpoint())
         return twin
 

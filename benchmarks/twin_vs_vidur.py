@@ -1,0 +1,151 @@
+"""The twin beside Vidur: the same requests on the same replicas, how far apart, how much faster.
+
+    python benchmarks/twin_vs_vidur.py [--requests N] [--stream N] [--json]
+
+For each replica scheduler, one Vidur run with random placements is replayed in the twin. `max_abs_diff_s` is the
+largest difference of a completion or first token over all requests; `speedup` is the smallest ratio of requests per
+second (Vidur's event loop alone against the twin with everything). Then the twin serves `--stream` requests to show
+that its memory stays flat. `first_call_s` is the first run in this process; with `--cold`, without compiled code on
+disk.
+"""
+
+import argparse
+import json
+import os
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SCHEDULERS = ("sarathi", "vllm", "orca", "mnemosyne_fcfs_fixed_chunk")
+FLAGS: dict[str, Any] = {
+    "execution_time_predictor_config_type": "roofline",
+    "cluster_config_num_replicas": 4,
+    "replica_config_device": "a100",
+    "replica_config_network_device": "a100_dgx",
+    "replica_config_tensor_parallel_size": 1,
+    "replica_config_num_pipeline_stages": 1,
+    "global_scheduler_config_type": "random",
+    "length_generator_config_type": "uniform",
+    "interval_generator_config_type": "poisson",
+    "poisson_request_interval_generator_config_qps": 12.0,
+    "metrics_config_store_plots": False,
+    "metrics_config_enable_chrome_trace": False,
+}
+REPETITIONS = 5
+
+
+def vidur_run(directory: Path, scheduler: str, num_requests: int) -> tuple[Any, Any]:
+    """Run Vidur; its config and the outcome."""
+    from vidur_ppo_plugin import _autoload
+
+    _autoload.install()
+    from vidur.config import SimulationConfig
+    from vidur.simulator import Simulator
+    from vidur.utils.random import set_seeds
+
+    from vidur_ppo_plugin.sim import launch
+    from vidur_ppo_plugin.sim.flags import known_flags, to_arguments
+
+    flags = {
+        **FLAGS,
+        "replica_scheduler_config_type": scheduler,
+        "synthetic_request_generator_config_num_requests": num_requests,
+        "metrics_config_output_dir": str(directory),
+        "roofline_execution_time_predictor_config_cache_dir": str(directory / "cache"),
+    }
+    with launch._argv(["vidur.main", *to_arguments(flags, known_flags())]):
+        config = SimulationConfig.create_from_cli_args()
+    set_seeds(config.seed)
+    return config, launch.run_simulator(Simulator(config), config)
+
+
+def compare(config: Any, outcome: Any) -> dict[str, float]:
+    """Replay a Vidur run in the twin."""
+    from vidur_ppo_plugin.sim.twin_filler import twin_config
+    from vidur_ppo_plugin.twin.twin import run
+
+    def column(name: str) -> Any:
+        return np.array([getattr(request, name) for request in outcome.requests])
+
+    requests = {
+        "replicas": column("replica"),
+        "arrived_at_s": column("arrived_at_s"),
+        "prompt_tokens": column("prompt_tokens"),
+        "decode_tokens": column("decode_tokens"),
+    }
+    cluster, times_s = twin_config(config), []
+    for _ in range(REPETITIONS + 1):
+        start_s = time.perf_counter()
+        result = run(cluster, **requests)
+        times_s.append(time.perf_counter() - start_s)
+    differences = [np.abs(getattr(result, name) - column(name)) for name in ("completed_at_s", "first_token_at_s")]
+    return {
+        "max_abs_diff_s": float(np.max(differences)),
+        "different_preemptions": int(np.sum(result.num_restarts != column("num_restarts"))),
+        "vidur_requests_per_s": len(outcome.requests) / outcome.wall_s,
+        "twin_requests_per_s": len(outcome.requests) / min(times_s[1:]),
+        "first_call_s": times_s[0],
+    }
+
+
+def stream(config: Any, num_requests: int) -> dict[str, float]:
+    """Serve many requests, forgetting what was completed; growth of memory after the first tenth."""
+    from vidur_ppo_plugin.sim.twin_filler import twin_config
+    from vidur_ppo_plugin.twin.twin import Twin
+
+    rng, part = np.random.default_rng(0), num_requests // 10
+    twin, memory_mb, start_s = Twin(twin_config(config)), [], time.perf_counter()
+    for _ in range(10):
+        twin.submit_all(
+            rng.integers(0, twin.num_replicas, part),
+            twin.now_s + np.cumsum(rng.exponential(1 / 12.0, part)),
+            rng.integers(900, 3900, part),
+            rng.integers(40, 190, part),
+        )
+        twin.completions()
+        memory_mb.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    wall_s = time.perf_counter() - start_s
+    return {"stream_requests_per_s": num_requests / wall_s, "memory_growth_mb": memory_mb[-1] - memory_mb[0]}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=1000, help="requests of each Vidur run")
+    parser.add_argument("--stream", type=int, default=1_000_000, help="requests of the stream through the twin")
+    parser.add_argument("--cold", action="store_true", help="compile everything anew")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        if arguments.cold:
+            os.environ["NUMBA_CACHE_DIR"] = directory
+        results = {}
+        for scheduler in SCHEDULERS:
+            config, outcome = vidur_run(Path(directory), scheduler, arguments.requests)
+            results[scheduler] = compare(config, outcome)
+        figures: dict[str, Any] = {
+            "max_abs_diff_s": max(result["max_abs_diff_s"] for result in results.values()),
+            "speedup": min(r["twin_requests_per_s"] / r["vidur_requests_per_s"] for r in results.values()),
+            "different_preemptions": sum(result["different_preemptions"] for result in results.values()),
+            "first_call_s": results[SCHEDULERS[0]]["first_call_s"],
+            **stream(config, arguments.stream),
+            "schedulers": results,
+        }
+    if arguments.json:
+        print(json.dumps(figures, indent=2))
+        return 0
+    for scheduler, result in results.items():
+        rates = result["vidur_requests_per_s"], result["twin_requests_per_s"]
+        print(f"{scheduler:<28} Vidur {rates[0]:7.0f} requests/s, twin {rates[1]:9.0f}: {rates[1] / rates[0]:5.0f}x")
+    for name, value in figures.items():
+        if name != "schedulers":
+            print(f"{name:<28} {value:g}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
