@@ -20,6 +20,7 @@ from vidur_ppo_plugin.compare.results import Cell, Results
 PREFILL_TOKENS_PER_S = 8_000.0
 DECODE_S_PER_TOKEN = 0.02
 BOUNDARY_TOKENS = 4_000
+WARM_UP_FRACTION = 0.1
 
 # A router sees the seconds of work ahead of each replica, the request's prompt tokens, its index, and a generator.
 Router = Callable[[np.ndarray, int, int, np.random.Generator], int]
@@ -65,7 +66,7 @@ def sample_results(
     failing: Sequence[Cell] = (),
 ) -> Results:
     """Write and open a results directory; the first scheduler is the reference, the cells of `failing` failed."""
-    results = Results.create(directory, _metadata(scenarios, schedulers, seeds))
+    results = Results.create(directory, _metadata(scenarios, schedulers, seeds, num_requests))
     for cell in results.planned:
         if cell in failing:
             results.write_failure(cell, 'Traceback:\n  File "sim.py"\nAssertionError: <script>alert("&")</script>')
@@ -83,7 +84,9 @@ def sample_results(
     return results
 
 
-def _metadata(scenarios: Sequence[str], schedulers: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
+def _metadata(
+    scenarios: Sequence[str], schedulers: Sequence[str], seeds: Sequence[int], num_requests: int
+) -> dict[str, Any]:
     return {
         "reference": schedulers[0],
         "seeds": list(seeds),
@@ -91,6 +94,8 @@ def _metadata(scenarios: Sequence[str], schedulers: Sequence[str], seeds: Sequen
             name: {
                 "why": SCENARIOS[name][3],
                 "load": SCENARIOS[name][0],
+                "num_requests": num_requests,
+                "warm_up_fraction": WARM_UP_FRACTION,
                 "capacity_qps": 7.0 * SCENARIOS[name][1],
                 "num_replicas": SCENARIOS[name][1],
                 "slo": asdict(SLO()),
@@ -140,7 +145,7 @@ def _route(cell: Cell, load: float, num_replicas: int, long_share: float, num_re
             "first_token_at_s": first_s,
             "completed_at_s": first_s + decodes * DECODE_S_PER_TOKEN * speedup,
             "num_restarts": 0,
-            "is_warm_up": np.arange(num_requests) < num_requests // 10,
+            "is_warm_up": np.arange(num_requests) < WARM_UP_FRACTION * num_requests,
         }
     )
 

@@ -22,8 +22,6 @@ from .statistics import CONFIDENCE, REFERENCE, compare_cells
 from .summary import headline, standing_of, trade_offs
 
 _STANDING_METRICS = ("e2e_mean", "e2e_p99", "ttft_mean", "goodput_rps")
-# Shown in sections of their own; the rest of the metadata is listed as it is.
-_SHOWN_METADATA = ("scenarios", "schedulers")
 _SCRIPTS = ("charts.js", "page.js")
 
 
@@ -102,7 +100,7 @@ def _context(results: Results, cells: pd.DataFrame, entries: Entries) -> dict[st
         "unit_of": unit_of,
         "failures": results.failures,
         "confidence": f"{CONFIDENCE:.0%}",
-        "details": {key: _plain(value) for key, value in metadata.items() if key not in _SHOWN_METADATA},
+        "details": {key: _plain(value) for key, value in metadata.items()},
     }
 
 
@@ -142,9 +140,9 @@ def _num_seeds(cells: pd.DataFrame, metadata: Mapping[str, Any]) -> dict[str, di
 def _facts(details: Mapping[str, Any]) -> dict[str, str]:
     """What a reader should know of a scenario."""
     return {
-        "Load": f"{details['load']:.0%} of capacity",
-        "Capacity": f"{details['capacity_qps']:.3g} requests/s",
+        "Load": f"{details['load']:.0%} of {details['capacity_qps']:.3g} requests/s",
         "Replicas": str(details["num_replicas"]),
+        "Requests": f"{details['num_requests']:,} a seed, {details['warm_up_fraction']:.0%} of them warm-up",
         "SLO": slo_text(details["slo"]),
         "Short prompts": f"up to {details['class_boundary_tokens']:,} tokens",
     }
@@ -152,6 +150,8 @@ def _facts(details: Mapping[str, Any]) -> dict[str, str]:
 
 def _plain(value: Any) -> str:
     """A value of the metadata: short lists and tables as words, anything deeper as JSON."""
+    if value is None:
+        return "unknown"
     if isinstance(value, Mapping) and all(not isinstance(item, (dict, list)) for item in value.values()):
         return ", ".join(f"{key} {item}" for key, item in value.items())
     if isinstance(value, list) and all(not isinstance(item, (dict, list)) for item in value):
