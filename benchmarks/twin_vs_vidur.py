@@ -68,20 +68,16 @@ def compare(config: Any, outcome: Any) -> dict[str, float]:
     """Replay a Vidur run in the twin."""
     from vidur_ppo_plugin.sim.twin_filler import twin_config
     from vidur_ppo_plugin.twin.twin import run
+    from vidur_ppo_plugin.workload.requests import Requests
 
     def column(name: str) -> Any:
         return np.array([getattr(request, name) for request in outcome.requests])
 
-    requests = {
-        "replicas": column("replica"),
-        "arrived_at_s": column("arrived_at_s"),
-        "prompt_tokens": column("prompt_tokens"),
-        "decode_tokens": column("decode_tokens"),
-    }
+    requests = Requests(column("arrived_at_s"), column("prompt_tokens"), column("decode_tokens"))
     cluster, times_s = twin_config(config), []
     for _ in range(REPETITIONS + 1):
         start_s = time.perf_counter()
-        result = run(cluster, **requests)
+        result = run(cluster, requests, column("replica"))
         times_s.append(time.perf_counter() - start_s)
     differences = [np.abs(getattr(result, name) - column(name)) for name in ("completed_at_s", "first_token_at_s")]
     return {

@@ -9,6 +9,7 @@ from simulation import arguments
 from vidur_ppo_plugin.record.outcome import Outcome
 from vidur_ppo_plugin.sim import launch
 from vidur_ppo_plugin.twin.twin import Completions, run
+from vidur_ppo_plugin.workload.requests import Requests
 
 
 def simulator_of(output_dir: Path, **flags: Any) -> tuple[Any, Any]:
@@ -35,17 +36,16 @@ def column(outcome: Outcome, name: str) -> Any:
     return np.array([getattr(request, name) for request in outcome.requests])
 
 
+def requests_of(outcome: Outcome) -> Requests:
+    """The requests that a run was given."""
+    return Requests(*(column(outcome, name) for name in ("arrived_at_s", "prompt_tokens", "decode_tokens")))
+
+
 def replay(config: Any, outcome: Outcome) -> Completions:
     """The requests of a Vidur run, placed as there, in the twin."""
     from vidur_ppo_plugin.sim.twin_filler import twin_config
 
-    return run(
-        twin_config(config),
-        replicas=column(outcome, "replica"),
-        arrived_at_s=column(outcome, "arrived_at_s"),
-        prompt_tokens=column(outcome, "prompt_tokens"),
-        decode_tokens=column(outcome, "decode_tokens"),
-    )
+    return run(twin_config(config), requests_of(outcome), column(outcome, "replica"))
 
 
 def assert_equal(completions: Completions, outcome: Outcome) -> None:

@@ -10,6 +10,7 @@ from vidur_ppo_plugin.hardware import DEVICES, NETWORKS, ModelShape, Roofline
 from vidur_ppo_plugin.twin import layout
 from vidur_ppo_plugin.twin.config import TwinConfig
 from vidur_ppo_plugin.twin.twin import Completions, Twin, in_order, run
+from vidur_ppo_plugin.workload.requests import Requests
 
 MODEL = ModelShape(
     name="tiny",
@@ -55,6 +56,11 @@ def submit(twin: Twin, requests: dict[str, Any], first: int, last: int) -> None:
         twin.submit(*(requests[name][index] for name in requests))
 
 
+def run_all(config: TwinConfig, requests: dict[str, Any]) -> Completions:
+    replicas, *columns = requests.values()
+    return run(config, Requests(*columns), replicas)
+
+
 def assert_same(one: Completions, other: Completions) -> None:
     for name in one.__dataclass_fields__:
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name), err_msg=name)
@@ -64,7 +70,7 @@ def assert_same(one: Completions, other: Completions) -> None:
 def test_one_by_one_is_as_all_at_once(scheduler: str) -> None:
     requests = workload(200)
     config = config_of(replica_scheduler=scheduler, max_batch_tokens=600)
-    expected = run(config, **requests)
+    expected = run_all(config, requests)
     twin = Twin(config)
 
     submit(twin, requests, 0, 200)
@@ -85,7 +91,7 @@ def test_advancing_in_between_changes_nothing() -> None:
         submit(twin, requests, index, index + 1)
     twin.drain()
 
-    assert_same(in_order(twin.completions()), run(config_of(), **requests))
+    assert_same(in_order(twin.completions()), run_all(config_of(), requests))
 
 
 def test_a_request_alone_takes_what_its_batches_take() -> None:
@@ -96,13 +102,7 @@ def test_a_request_alone_takes_what_its_batches_take() -> None:
     decodes = [([1], [context]) for context in (101, 102)]
     times_s = [roofline.stage_time_ms(*batch, is_last_stage=True) * 2e-3 for batch in chunks + decodes]
 
-    result = run(
-        config,
-        replicas=np.array([1]),
-        arrived_at_s=np.array([3.0]),
-        prompt_tokens=np.array([100]),
-        decode_tokens=np.array([3]),
-    )
+    result = run(config, Requests(np.array([3.0]), np.array([100]), np.array([3])), np.array([1]))
 
     assert result.scheduled_at_s[0] == 3.0
     assert result.first_token_at_s[0] == pytest.approx(3.0 + sum(times_s[:2]), abs=1e-12)
@@ -120,9 +120,9 @@ def test_a_copy_goes_its_own_way() -> None:
     submit(twin, requests, 60, 120)
     twin.drain()
 
-    alone = run(config_of(), **{name: values[:60] for name, values in requests.items()})
+    alone = run_all(config_of(), {name: values[:60] for name, values in requests.items()})
     assert_same(in_order(copy.completions()), alone)
-    assert_same(in_order(twin.completions()), run(config_of(), **requests))
+    assert_same(in_order(twin.completions()), run_all(config_of(), requests))
 
 
 def test_going_back_to_a_checkpoint() -> None:

@@ -136,10 +136,10 @@ class VidurReplicaSource:
             self._read_occupancy(index)
         cells, size = self._cells, self.num_replicas
         prompt_tokens = request.num_prefill_tokens
-        num_waiting = int(cells[_OUTSTANDING * size + index] - cells[_RUNNING * size + index])
-        if num_waiting < self._num_heads:
-            self._show(index, num_waiting, prompt_tokens, request.arrived_at)
-            self._num_shown[index] = num_waiting + 1
+        slot = self._num_shown[index]
+        if slot < self._num_heads:
+            self._show(index, slot, prompt_tokens, request.arrived_at)
+            self._num_shown[index] = slot + 1
         cells[_OUTSTANDING * size + index] += 1
         cells[_PREFILL * size + index] += prompt_tokens
         self._in_flight[index][request.id] = (request, prompt_tokens)

@@ -4,7 +4,8 @@ from typing import Any
 
 from .compiling import entry
 from .events import advance_row, submit_to_row
-from .layout import DONE, OUTSTANDING
+from .layout import DONE, FINISHED, FINISHED_DECODE_TOKENS, OUTSTANDING
+from .looking import look
 
 
 @entry
@@ -68,3 +69,21 @@ def num_outstanding(state: Any) -> int:
     for row in range(len(state.cells)):
         total += state.cells[row, OUTSTANDING]
     return total
+
+
+@entry
+def observe(
+    rules: Any, times: Any, state: Any, now_s: float, speed_factors: Any, values: Any, waiting: Any, finished: Any
+) -> Any:
+    """Bring all replicas to a decision and write what the router sees; `finished`: requests, and their outputs."""
+    num_finished, num_tokens = 0, 0
+    for row in range(len(state.cells)):
+        outcome = advance_row(rules, times, state, row, now_s)
+        if outcome != DONE:
+            return outcome
+        i = state.cells[row]
+        look(rules, i, state.floats[row], now_s, speed_factors[row], values, waiting, row)
+        num_finished += i[FINISHED]
+        num_tokens += i[FINISHED_DECODE_TOKENS]
+    finished[0], finished[1] = num_finished, num_tokens
+    return DONE

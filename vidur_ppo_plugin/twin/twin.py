@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from vidur_ppo_plugin.workload.requests import Requests
+
 from . import kernels, layout
 from .config import TwinConfig
 from .layout import FloatArray, IntArray, State
@@ -58,6 +60,8 @@ class Twin:
         self.now_s = 0.0
         self.num_submitted = 0
         self._log: list[FloatArray] = []
+        self._speed_factors = np.array(config.speed_factors)
+        self._finished = np.zeros(2, np.int64)
 
     @property
     def num_replicas(self) -> int:
@@ -120,6 +124,14 @@ class Twin:
                 f"({self.config.max_batch_tokens} tokens) or the longest request ({self.config.max_request_tokens})"
             )
 
+    def observe(self, now_s: float, values: FloatArray, waiting: FloatArray) -> tuple[int, int]:
+        """`advance`, and write the arrays of a `ClusterSnapshot`; requests completed so far, and their output tokens."""
+        if now_s < self.now_s:
+            raise ValueError(f"now_s must be >= {self.now_s}, where the twin is, got {now_s}")
+        self._call(kernels.observe, float(now_s), self._speed_factors, values, waiting, self._finished)
+        self.now_s = now_s
+        return int(self._finished[0]), int(self._finished[1])
+
     def completions(self) -> Completions:
         """What was completed since the last call; the twin forgets it."""
         self._empty_log()
@@ -174,17 +186,10 @@ class Twin:
             self.state.signals[layout.LOG_SIZE] = 0
 
 
-def run(
-    config: TwinConfig,
-    *,
-    replicas: IntArray,
-    arrived_at_s: FloatArray,
-    prompt_tokens: IntArray,
-    decode_tokens: IntArray,
-) -> Completions:
+def run(config: TwinConfig, requests: Requests, replicas: IntArray) -> Completions:
     """Serve requests whose placements are known; what happened to each, in their order."""
     twin = Twin(config)
-    twin.submit_all(replicas, arrived_at_s, prompt_tokens, decode_tokens)
+    twin.submit_all(replicas, requests.arrived_at_s, requests.prompt_tokens, requests.decode_tokens)
     twin.drain()
     return in_order(twin.completions())
 
