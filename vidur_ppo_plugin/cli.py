@@ -118,10 +118,78 @@ class Export:
 
 
 @dataclass
+class Compare:
+    """Compare schedulers fairly: the same requests for all, several seeds, intervals, a table, plots and a report.
+
+    vidur-ppo compare --schedulers round_robin,least_tokens,mine=ppo_modular:CHECKPOINT --scenarios chat,mixed --out DIR
+    Run it again to continue where it stopped. docs/compare.md explains every output.
+    """
+
+    # The results directory; it may be continued with the same options.
+    out: str
+    # Names from the README's table, ppo_modular[:CHECKPOINT], oracle; LABEL=... gives another name. Comma-separated.
+    schedulers: str = "round_robin,lor,least_outstanding,least_tokens,shortest_delay,size_split"
+    # Names of files in configs/scenarios, comma-separated; all but replay unless given.
+    scenarios: str = ""
+    # The scheduler that the others are compared with.
+    reference: str = "round_robin"
+    # A trace for the scenario replay: CSV with arrival times, prompt and output tokens.
+    trace: Optional[str] = None  # noqa: UP045
+    # Number of seeds: each has its own requests.
+    seeds: int = 8
+    # Processes; 0 for one a core.
+    jobs: int = 0
+    # The simulator: the compiled twin, or Vidur itself; the results are the same.
+    engine: str = field(default="twin", choices=["twin", "vidur"])
+    # One seed and short runs, for a first look.
+    quick: bool = field(default=False, action="store_true")
+
+    def execute(self, overrides: list[str]) -> int:
+        """Run, then show; 1 if a cell failed."""
+        from vidur_ppo_plugin.compare.command import compare_command
+
+        for name, low in (("seeds", 1), ("jobs", 0)):
+            if getattr(self, name) < low:
+                return fail(f"--{name} must be >= {low}, got {getattr(self, name)}")
+        try:
+            return compare_command(**vars(self))
+        except ValueError as error:
+            return fail(str(error))
+
+
+@dataclass
+class Capacity:
+    """Find the highest arrival rate that scenarios can serve for long: vidur-ppo capacity chat,mixed."""
+
+    # Names of files in configs/scenarios, comma-separated; all but replay unless given.
+    scenarios: str = field(default="", positional=True, nargs="?", metavar="SCENARIOS")
+    # Processes; 0 for one a core.
+    jobs: int = 0
+
+    def execute(self, overrides: list[str]) -> int:
+        """Bisect and print what belongs into the scenario files."""
+        from vidur_ppo_plugin.compare.command import capacity_command
+
+        try:
+            return capacity_command(self.scenarios, self.jobs)
+        except ValueError as error:
+            return fail(str(error))
+
+
+@dataclass
 class Commands:
     """A PPO-trained global scheduler, honest baselines and an offline predictor for Vidur."""
 
-    command: Any = subparsers({"run": Run, "doctor": Doctor, "dashboard": Dashboard, "export": Export})
+    command: Any = subparsers(
+        {
+            "run": Run,
+            "compare": Compare,
+            "capacity": Capacity,
+            "doctor": Doctor,
+            "dashboard": Dashboard,
+            "export": Export,
+        }
+    )
 
 
 def load_flags(path: str | None) -> dict[Any, Any]:

@@ -25,6 +25,7 @@ from vidur_ppo_plugin.ppo_flags import (
     WarmStartFlags,
 )
 from vidur_ppo_plugin.routing.mixture import parse_mixture
+from vidur_ppo_plugin.routing.visibility import Visibility, parse_drains
 from vidur_ppo_plugin.workload_flags import (
     LognormalLengthFlags,
     MixtureLengthFlags,
@@ -44,17 +45,37 @@ __all__ = [
     "ShortestDelayFlags",
     "SizeSplitFlags",
     "TieBreakingFlags",
+    "VisibilityFlags",
     "check_scheduler",
     "check_workload",
     "flag",
     "flag_name",
     "speed_factors",
     "validate",
+    "visibility",
 ]
 
 
 @dataclass
-class TieBreakingFlags:
+class VisibilityFlags:
+    """What the router gets to see of the replicas."""
+
+    report_delay_s: float = flag(
+        0.0,
+        "Age of what replicas report when it reaches the router, in seconds; what the router itself sent is known at "
+        "once. Raise it to study routers that scrape metrics.",
+        low=0,
+        high=3600,
+    )
+    drained: str = flag(
+        "",
+        "Replicas that take no new requests for a while: REPLICA:FROM_S:TO_S, separated by commas; 1:60:120 is replica "
+        "1 from second 60 to 120.",
+    )
+
+
+@dataclass
+class TieBreakingFlags(VisibilityFlags):
     """What every heuristic scheduler has: a seed for fair, reproducible tie-breaking."""
 
     seed: int = flag(42, "Seed of every random choice that the scheduler makes.", low=0, high=1_000_000_000)
@@ -139,12 +160,22 @@ def check_scheduler(flags: Any, num_replicas: int) -> None:
     validate(flags)
     if isinstance(flags, PPOModularFlags):
         _check_ppo(flags, num_replicas)
+    visibility(flags, num_replicas)
     num_long = getattr(flags, "num_long_replicas", None)
     if num_long is not None and num_long >= num_replicas:
         raise ValueError(
             f"{flag_name(type(flags), 'num_long_replicas')} must be smaller than the number of replicas "
             f"({num_replicas}), got {num_long}"
         )
+
+
+def visibility(flags: Any, num_replicas: int) -> Visibility:
+    """What a scheduler's flags let the router see; ValueError naming the flag."""
+    try:
+        drains = parse_drains(flags.drained, num_replicas)
+    except ValueError as error:
+        raise ValueError(f"{flag_name(type(flags), 'drained')}={flags.drained!r}: {error}") from None
+    return Visibility(report_delay_s=flags.report_delay_s, drains=drains)
 
 
 def _check_ppo(flags: PPOModularFlags, num_replicas: int) -> None:

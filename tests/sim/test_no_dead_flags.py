@@ -75,6 +75,9 @@ def change(value: Any, *shows: str, context: str = "default") -> Change:
 
 
 CHANGES: dict[str, Change] = {
+    # Visibility
+    "report_delay_s": change(2.0, "placements"),
+    "drained": change("1:0:1000", "placements"),
     # Reward
     "reward_mode": change("queue_delay", "queue_delay", "marginal_delay", "reward_mean"),
     "latency_power": change(2.0, "marginal_delay", "policy_loss"),

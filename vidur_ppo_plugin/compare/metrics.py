@@ -50,7 +50,7 @@ METRICS: dict[str, Metric] = {
         Metric(
             "goodput_rps",
             "requests/s",
-            "Measured requests that met both limits of the SLO, per second between the first and last measured arrival.",
+            "Measured requests that met both limits of the SLO, per second between first and last measured arrival.",
             lower_is_better=False,
         ),
         Metric(

@@ -2,9 +2,10 @@
 
 All schedulers see the same requests for a seed, so seeds are the independent repetitions, and a scheduler is compared
 with the reference seed by seed. The change is the ratio of the two means over seeds, minus one. Its 95 % interval is
-the studentised bootstrap (bootstrap-t; Efron & Tibshirani 1993, section 12.5): with five to ten seeds the plain percentile
-interval is much too short (it covers 84 % instead of 95 % with five normal seeds; `tests/compare/test_statistics.py`
-measures both). Up to six seeds all resamples are enumerated; beyond, they are drawn with a fixed seed.
+the studentised bootstrap (bootstrap-t; Efron & Tibshirani 1993, section 12.5): with five to ten seeds the plain
+percentile interval is much too short (it covers 84 % instead of 95 % with five normal seeds;
+`tests/compare/test_statistics.py` measures both). Up to six seeds all resamples are enumerated; beyond, they are drawn
+with a fixed seed.
 """
 
 import functools

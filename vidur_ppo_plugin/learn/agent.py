@@ -99,6 +99,8 @@ class Agent:
         """What the policy sees: features, prior logits, and which replicas they are of (None: all of them)."""
         cost = self._prior.cost(snapshot, request)
         logits = self._prior.logits(cost)
+        if snapshot.available is not None:
+            allowed = snapshot.available if allowed is None else _both(allowed, snapshot.available)
         if allowed is not None:
             logits = np.where(allowed, logits, _MASKED)
         chosen = self._candidates(cost, snapshot.num_replicas)
@@ -279,6 +281,12 @@ class Agent:
         self._buffer = RolloutBuffer(self.parameters.rollout_len)
         self._actions = Counter()
         self.update_schedules()
+
+
+def _both(allowed: NDArray[np.bool_], available: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """A limit of ours yields to what replicas take: if nothing satisfies both, whatever is available."""
+    both = allowed & available
+    return both if both.any() else available
 
 
 def _torch_logits(network: ActorCritic, observation: Observation, prior_logits: Float32Array) -> Float32Array:

@@ -17,6 +17,7 @@ class RequestOutcome:
     first_token_at_s: float | None
     completed_at_s: float | None
     num_restarts: int
+    scheduled_at_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Outcome:
     wall_s: float
     output_dir: str
     requests: list[RequestOutcome]
+    #: Wall-clock seconds spent on placement decisions.
+    decision_s: float = 0.0
 
     @property
     def completed(self) -> list[RequestOutcome]:

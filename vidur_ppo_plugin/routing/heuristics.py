@@ -5,6 +5,7 @@ taking the first of them would send everything to replica 0.
 """
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,9 +23,12 @@ def power_of_two(snapshot: ClusterSnapshot, rng: random.Random) -> FloatArray:
 
     Mitzenmacher 2001, "The Power of Two Choices in Randomized Load Balancing".
     """
-    if snapshot.num_replicas <= 2:
+    candidates: Sequence[int] = range(snapshot.num_replicas)
+    if snapshot.available is not None:
+        candidates = snapshot.available.nonzero()[0].tolist()
+    if len(candidates) <= 2:
         return snapshot.outstanding_requests
-    drawn = rng.sample(range(snapshot.num_replicas), 2)
+    drawn = rng.sample(candidates, 2)
     cost = np.full(snapshot.num_replicas, np.inf)
     cost[drawn] = snapshot.outstanding_requests[drawn]
     return cost
@@ -77,6 +81,19 @@ def size_split(
     else:
         cost[first_long:] = np.inf
     return cost
+
+
+def available_cost(cost: FloatArray, snapshot: ClusterSnapshot) -> FloatArray:
+    """The cost with replicas that take no new requests out of the question.
+
+    Where a heuristic rules all others out (its long replicas are drained), the fewest requests in flight decide.
+    """
+    if snapshot.available is None:
+        return cost
+    masked: FloatArray = np.where(snapshot.available, cost, np.inf)
+    if np.isinf(masked).all():
+        masked = np.where(snapshot.available, snapshot.outstanding_requests, np.inf)
+    return masked
 
 
 def choose(cost: FloatArray, rng: random.Random) -> int:

@@ -61,7 +61,16 @@ class ClusterSnapshot:
     speed_factor: FloatArray
     cached_prompt_tokens: FloatArray
 
-    __slots__ = (*ROWS, "_token_load", "expected_decode_tokens", "kv_block_size", "now_s", "values", "waiting")
+    __slots__ = (
+        *ROWS,
+        "_token_load",
+        "available",
+        "expected_decode_tokens",
+        "kv_block_size",
+        "now_s",
+        "values",
+        "waiting",
+    )
 
     def __init__(
         self,
@@ -75,6 +84,8 @@ class ClusterSnapshot:
         self.now_s = now_s
         self.values = values
         self._token_load: FloatArray | None = None
+        #: Which replicas take new requests; None for all of them.
+        self.available: NDArray[np.bool_] | None = None
         #: The first k waiting requests of each replica: [2k, replicas], k rows of prompt tokens, then k rows of ages
         #: in seconds; 0 where fewer are waiting.
         self.waiting: FloatArray = np.zeros((0, values.shape[1])) if waiting is None else waiting

@@ -11,14 +11,20 @@ from vidur_ppo_plugin.record.outcome import Outcome, RequestOutcome
 
 def run(arguments: Sequence[str]) -> Outcome:
     """Run Vidur with a command line; the hook must be installed (`_autoload.install`)."""
-    from vidur.config import SimulationConfig
     from vidur.simulator import Simulator
     from vidur.utils.random import set_seeds
 
-    with _argv(["vidur.main", *arguments]):
-        config = SimulationConfig.create_from_cli_args()
+    config = parse(arguments)
     set_seeds(config.seed)
     return run_simulator(Simulator(config), config)
+
+
+def parse(arguments: Sequence[str]) -> Any:
+    """The simulation config of a command line; Vidur makes the output directory on the way."""
+    from vidur.config import SimulationConfig
+
+    with _argv(["vidur.main", *arguments]):
+        return SimulationConfig.create_from_cli_args()
 
 
 def run_simulator(simulator: Any, config: Any) -> Outcome:
@@ -30,8 +36,13 @@ def run_simulator(simulator: Any, config: Any) -> Outcome:
     placements: dict[int, int] = {}
     schedule = simulator.scheduler.schedule
 
+    decision_s = 0.0
+
     def recording_schedule() -> Any:
+        nonlocal decision_s
+        decided_s = time.perf_counter()
         mapping = schedule()
+        decision_s += time.perf_counter() - decided_s
         for replica_id, request in mapping:
             placements[request.id] = replica_ids.index(replica_id)
         return mapping
@@ -53,9 +64,12 @@ def run_simulator(simulator: Any, config: Any) -> Outcome:
                 first_token_at_s=request._prefill_completed_at or None,
                 completed_at_s=request._completed_at if request._completed else None,
                 num_restarts=request.num_restarts,
+                # 0 until it is scheduled; `_scheduled` itself goes back to False at a preemption.
+                scheduled_at_s=request._scheduled_at or None,
             )
             for request, (prompt_tokens, decode_tokens) in zip(requests, lengths, strict=True)
         ],
+        decision_s=decision_s,
     )
 
 

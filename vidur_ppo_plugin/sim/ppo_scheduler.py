@@ -15,7 +15,7 @@ from vidur.logger import init_logger
 from vidur.scheduler.global_scheduler.base_global_scheduler import BaseGlobalScheduler
 
 from vidur_ppo_plugin import __version__, checkpoint
-from vidur_ppo_plugin.config import check_scheduler, flag_name, speed_factors
+from vidur_ppo_plugin.config import check_scheduler, flag_name, speed_factors, visibility
 from vidur_ppo_plugin.learn.alarms import CollapseAlarm, SafetyLimit
 from vidur_ppo_plugin.learn.build import build_agent, build_curriculum, check_resumed
 from vidur_ppo_plugin.learn.ppo import NonFiniteUpdate
@@ -66,6 +66,7 @@ class PPOModularScheduler(BaseGlobalScheduler):
         self.agent = build_agent(flags, num_replicas=len(replicas), delay_model=delay_model)
         roofline = build_roofline(config.cluster_config.replica_config, config.execution_time_predictor_config)
         cost = drain_cost(roofline, prefill_chunk_size(config))
+        self._visibility = visibility(flags, len(replicas))
         self._rewards = RewardTracker(flags, self._source, cost=cost, speed_factors=speeds)
         self._is_learning = not (flags.inference_only or flags.demonstrate_with)
         self._statistics = RunStatistics(num_replicas=len(replicas), has_windows=self._is_learning)
@@ -147,6 +148,7 @@ class PPOModularScheduler(BaseGlobalScheduler):
             except FloatingPointError:
                 self._abandon()
                 raise
+            self._visibility.on_dispatch(index, request.num_prefill_tokens)
             self._source.on_dispatch(index, request)
             placements.append((self._replica_ids[index], request))
         self._request_queue.clear()
@@ -158,8 +160,9 @@ class PPOModularScheduler(BaseGlobalScheduler):
         agent, is_learning = self.agent, self._is_learning
         info = self._source.request_info(request)
         snapshot = self._source.snapshot(now_s)
-        allowed = None if self._limit is None else self._limit.allowed(snapshot.oldest_wait_s)
-        observation, prior_logits, observed = agent.observe(snapshot, info, allowed)
+        seen = self._visibility.view(snapshot)
+        allowed = None if self._limit is None else self._limit.allowed(seen.oldest_wait_s)
+        observation, prior_logits, observed = agent.observe(seen, info, allowed)
         learning_s = 0.0
         if is_learning:
             self._settle_last(now_s, snapshot)
@@ -185,7 +188,7 @@ class PPOModularScheduler(BaseGlobalScheduler):
         assert self._demonstrator is not None
         self._now_s = now_s
         info = self._source.request_info(request)
-        index = self._demonstrator.decide(self._source.snapshot(now_s), info)
+        index = self._demonstrator.decide(self._visibility.view(self._source.snapshot(now_s)), info)
         self.agent.count(index)
         self._progress.update(self.agent.num_decisions, now_s, self._statistics.recent_latency_s, None)
         return index

@@ -8,7 +8,7 @@ from vidur.logger import init_logger
 from vidur.scheduler.global_scheduler.base_global_scheduler import BaseGlobalScheduler
 
 from vidur_ppo_plugin import __version__
-from vidur_ppo_plugin.config import check_scheduler, speed_factors
+from vidur_ppo_plugin.config import check_scheduler, speed_factors, visibility
 from vidur_ppo_plugin.routing import heuristics
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, FloatArray, RequestInfo
@@ -37,6 +37,7 @@ class HeuristicScheduler(BaseGlobalScheduler):
             speed_factors=speed_factors(config.execution_time_predictor_config, len(replicas)),
             initial_decode_tokens=getattr(self._flags, "initial_decode_tokens", 128.0),
         )
+        self._visibility = visibility(self._flags, len(replicas))
         logger.info(
             "vidur-ppo-plugin %s: global scheduler %s is active on %d replicas",
             __version__,
@@ -59,8 +60,11 @@ class HeuristicScheduler(BaseGlobalScheduler):
         now_s = self._request_queue[-1].arrived_at if self._request_queue else 0.0
         for request in self._request_queue:
             info = self._source.request_info(request)
-            index = heuristics.choose(self.cost(self._source.snapshot(now_s), info), self._rng)
+            snapshot = self._visibility.view(self._source.snapshot(now_s))
+            cost = heuristics.available_cost(self.cost(snapshot, info), snapshot)
+            index = heuristics.choose(cost, self._rng)
             self._source.on_dispatch(index, request)
+            self._visibility.on_dispatch(index, info.prompt_tokens)
             placements.append((self._replica_ids[index], request))
         self._request_queue.clear()
         return placements

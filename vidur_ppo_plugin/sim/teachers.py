@@ -2,56 +2,21 @@
 
 import logging
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from vidur_ppo_plugin.learn import demonstrations
-from vidur_ppo_plugin.routing import heuristics
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.features import FeatureTable
 from vidur_ppo_plugin.routing.mixture import parse_mixture
 from vidur_ppo_plugin.routing.prior import Prior
-from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, FloatArray, RequestInfo
+from vidur_ppo_plugin.routing.routers import build_router
+from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
 
 logger = logging.getLogger(__name__)
 
 DEMONSTRATIONS_FILE = "demonstrations.npz"
-Teacher = Callable[[ClusterSnapshot, RequestInfo], int]
-
-
-def build_teacher(name: str, *, seed: int, delay_model: DelayModel) -> Teacher:
-    """A teacher that places requests as the scheduler of that name does, with the same seed for ties."""
-    rng = random.Random(seed)
-    if name == "round_robin":
-        return _RoundRobin()
-    if name == "random":
-        return lambda snapshot, request: rng.randrange(snapshot.num_replicas)
-    if name == "lor":  # Vidur's: waiting requests only, and the first replica on ties
-        return lambda snapshot, request: int(np.argmin(snapshot.waiting_requests))
-    costs: dict[str, Callable[[ClusterSnapshot, RequestInfo], FloatArray]] = {
-        "least_outstanding": lambda snapshot, request: heuristics.least_outstanding(snapshot),
-        "power_of_two": lambda snapshot, request: heuristics.power_of_two(snapshot, rng),
-        "least_kv": lambda snapshot, request: heuristics.least_kv(snapshot),
-        "least_tokens": lambda snapshot, request: heuristics.least_tokens(snapshot),
-        "shortest_delay": lambda snapshot, request: heuristics.shortest_delay(
-            snapshot, request, delay_model=delay_model
-        ),
-    }
-    cost = costs[name]
-    return lambda snapshot, request: heuristics.choose(cost(snapshot, request), rng)
-
-
-class _RoundRobin:
-    """Replicas in turn."""
-
-    def __init__(self) -> None:
-        self._counter = -1
-
-    def __call__(self, snapshot: ClusterSnapshot, request: RequestInfo) -> int:
-        self._counter += 1
-        return self._counter % snapshot.num_replicas
 
 
 class Demonstrator:
@@ -68,7 +33,7 @@ class Demonstrator:
         self._path = path
         self._features = features
         self._priors = [Prior(name, weight=1.0, delay_model=delay_model) for name in demonstrations.PRIORS]
-        self._teachers = [build_teacher(name, seed=seed, delay_model=delay_model) for name in shares]
+        self._teachers = [build_router(name, seed=seed, delay_model=delay_model) for name in shares]
         self._shares = list(shares.values())
         # Its own generator: who decides must not depend on how the one before broke ties.
         self._rng = random.Random(f"mixture {seed}")

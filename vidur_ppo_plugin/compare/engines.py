@@ -1,0 +1,172 @@
+"""Runs one cell: the requests of a scenario's seed through a scheduler, in Vidur or in its twin, to the same result."""
+
+import contextlib
+import io
+import logging
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from vidur_ppo_plugin import _autoload
+from vidur_ppo_plugin.routing.routers import Router
+from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
+from vidur_ppo_plugin.routing.visibility import Visibility, format_drains
+
+from .deciding import build
+from .metrics import REQUEST_COLUMNS, cell_metrics
+from .scenarios import Scenario
+from .schedulers import ORACLE, SchedulerSpec
+
+VIDUR, TWIN = "vidur", "twin"
+ENGINES = (TWIN, VIDUR)
+
+#: A comparison needs nothing of what Vidur writes.
+_QUIET: dict[str, Any] = {
+    "metrics_config_write_metrics": False,
+    "metrics_config_store_plots": False,
+    "metrics_config_enable_chrome_trace": False,
+}
+
+
+class EngineError(ValueError):
+    """A cell that an engine cannot run; the message says which could."""
+
+
+@dataclass(frozen=True)
+class CellRun:
+    """What happened in a cell."""
+
+    #: A row for each request, in order of arrival, with the columns of `metrics.REQUEST_COLUMNS`.
+    requests: pd.DataFrame
+    #: Mean wall-clock time of a decision.
+    decision_us: float
+
+    def metrics(self, scenario: Scenario) -> dict[str, float]:
+        """The metrics of the cell."""
+        return cell_metrics(
+            self.requests,
+            num_replicas=scenario.num_replicas,
+            slo=scenario.slo,
+            class_boundary_tokens=scenario.class_boundary_tokens,
+            decision_us=self.decision_us,
+        )
+
+
+def run_cell(scenario: Scenario, scheduler: SchedulerSpec, seed: int, *, engine: str) -> CellRun:
+    """Simulate; a scheduler that learns on the way runs in Vidur, whichever the engine."""
+    if engine == VIDUR or scheduler.is_learning:
+        return _run_in_vidur(scenario, scheduler, seed)
+    return _run_in_twin(scenario, scheduler, seed)
+
+
+def cell_flags(scenario: Scenario, scheduler: SchedulerSpec, seed: int) -> dict[str, Any]:
+    """The flags with which `python -m vidur.main` simulates the same cell."""
+    hidden: dict[str, Any] = {}
+    if scenario.report_delay_s:
+        hidden["report_delay_s"] = scenario.report_delay_s
+    if scenario.drained:
+        hidden["drained"] = format_drains(scenario.drains(scenario.requests(seed)))
+    return {**scenario.vidur_flags(seed), **scheduler.vidur_flags(seed, **hidden)}
+
+
+def _run_in_vidur(scenario: Scenario, scheduler: SchedulerSpec, seed: int) -> CellRun:
+    from vidur_ppo_plugin.sim.launch import run
+
+    if scheduler.kind == ORACLE:
+        raise EngineError(f"{scheduler.label} forward-simulates in the twin: it needs --engine twin")
+    with _simulation(cell_flags(scenario, scheduler, seed)) as arguments:
+        outcome = run(arguments)
+    columns = [name for name in REQUEST_COLUMNS if name != "is_warm_up"]
+    rows = [tuple(getattr(request, name) for name in columns) for request in outcome.requests]
+    table = pd.DataFrame(rows, columns=columns)
+    return CellRun(mark_warm_up(table, scenario), 1e6 * outcome.decision_s / len(rows))
+
+
+def _run_in_twin(scenario: Scenario, scheduler: SchedulerSpec, seed: int) -> CellRun:
+    from vidur_ppo_plugin.sim.launch import parse
+    from vidur_ppo_plugin.sim.twin_filler import twin_config
+    from vidur_ppo_plugin.twin.play import play
+
+    requests = scenario.requests(seed)
+    kind = SchedulerSpec("", "round_robin") if scheduler.kind == ORACLE else scheduler
+    with _simulation({**scenario.vidur_flags(seed), **kind.vidur_flags(seed)}) as arguments:
+        config = parse(arguments)
+        try:
+            cluster = twin_config(config)
+        except ValueError as error:
+            raise EngineError(f"scenario {scenario.name!r}: {error}; use --engine vidur") from error
+        router, num_waiting_slots = build(scheduler, config, seed=seed)
+    visibility = Visibility(report_delay_s=scenario.report_delay_s, drains=scenario.drains(requests))
+    decision = _Decision(router, visibility)
+    done = play(cluster, requests, decision, num_waiting_slots=num_waiting_slots)
+    table = pd.DataFrame(
+        {
+            "arrived_at_s": requests.arrived_at_s,
+            "prompt_tokens": requests.prompt_tokens,
+            "decode_tokens": requests.decode_tokens,
+            "replica": done.replica,
+            "scheduled_at_s": done.scheduled_at_s,
+            "first_token_at_s": done.first_token_at_s,
+            "completed_at_s": done.completed_at_s,
+            "num_restarts": done.num_restarts,
+        }
+    )
+    return CellRun(mark_warm_up(table, scenario), 1e6 * decision.total_s / len(requests))
+
+
+class _Decision:
+    """A router that sees what the scenario shows, and whose time is taken."""
+
+    def __init__(self, router: Router, visibility: Visibility) -> None:
+        self._router = router
+        self._visibility = visibility
+        self.total_s = 0.0
+
+    def __call__(self, snapshot: ClusterSnapshot, request: RequestInfo) -> int:
+        seen = self._visibility.view(snapshot)
+        started_s = time.perf_counter()
+        replica = self._router(seen, request)
+        self.total_s += time.perf_counter() - started_s
+        self._visibility.on_dispatch(replica, request.prompt_tokens)
+        return replica
+
+
+@contextlib.contextmanager
+def _simulation(flags: Mapping[str, Any]) -> Iterator[list[str]]:
+    """The arguments of a simulation that writes nothing that stays, and says nothing."""
+    from vidur_ppo_plugin.sim.flags import known_flags, to_arguments
+
+    _autoload.install()
+    with tempfile.TemporaryDirectory(prefix="vidur-ppo-compare-") as name, _silence():
+        own = {
+            **_QUIET,
+            "metrics_config_output_dir": str(Path(name) / "output"),
+            "roofline_execution_time_predictor_config_cache_dir": str(Path(name) / "cache"),
+        }
+        yield to_arguments({**flags, **own}, known_flags())
+
+
+def mark_warm_up(requests: pd.DataFrame, scenario: Scenario) -> pd.DataFrame:
+    """The table with its types and the first requests marked: the same ones for every scheduler."""
+    counts = ("prompt_tokens", "decode_tokens", "replica", "num_restarts")
+    kinds = {name: np.int64 if name in counts else np.float64 for name in requests.columns}
+    num_warm_up = int(scenario.warm_up_fraction * len(requests))
+    return requests.astype(kinds).assign(is_warm_up=np.arange(len(requests)) < num_warm_up)
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Vidur logs much, and what learns shows its progress: neither is wanted from many processes at once."""
+    level = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logging.disable(level)

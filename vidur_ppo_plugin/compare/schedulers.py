@@ -1,0 +1,171 @@
+"""What can be compared: schedulers by name, learned policies by checkpoint, and what has to be known of each.
+
+round_robin                       a scheduler of Vidur or of ours
+ppo_modular                       learns online, from scratch, in each run
+ppo_modular:CHECKPOINT            a policy that was learned before, greedy
+LABEL=ppo_modular:CHECKPOINT      the same under another name in tables and plots
+oracle                            forward-simulates with the true output lengths: a bound, not deployable
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vidur_ppo_plugin import checkpoint
+from vidur_ppo_plugin._autoload import suggestion
+from vidur_ppo_plugin.routing.features import FeatureScales, FeatureTable
+from vidur_ppo_plugin.routing.routers import HEURISTICS, STOCK
+
+from .results import file_name
+
+LEARNED = "ppo_modular"
+ORACLE = "oracle"
+TUNED = "size_split"
+KINDS = (*STOCK, *HEURISTICS, LEARNED, ORACLE)
+
+_NOTES = {
+    "lor": "Vidur's: counts waiting requests only, ties go to the first replica",
+    TUNED: "threshold and number of replicas tuned for each scenario on seeds that are not compared",
+    ORACLE: "not deployable: knows the true output lengths",
+}
+
+
+class SchedulerError(ValueError):
+    """A scheduler that does not exist or cannot be used; the message names it and says what would be right."""
+
+
+@dataclass(frozen=True)
+class SchedulerSpec:
+    """One row of a comparison."""
+
+    label: str
+    kind: str
+    #: A checkpoint of `ppo_modular`; empty where there is none.
+    checkpoint: str = ""
+    #: Flags of the scheduler, without the prefix of its config class.
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_deployable(self) -> bool:
+        """Whether a real router could do the same."""
+        return self.kind != ORACLE
+
+    @property
+    def is_learning(self) -> bool:
+        """Whether it learns while it is being compared."""
+        return self.kind == LEARNED and not self.checkpoint
+
+    @property
+    def note(self) -> str:
+        """What a reader of the table should know."""
+        if self.kind == LEARNED:
+            return "learns during the run, from scratch" if self.is_learning else "learned before, greedy"
+        return _NOTES.get(self.kind, "")
+
+    def vidur_flags(self, seed: int, **more: Any) -> dict[str, Any]:
+        """The flags that make `python -m vidur.main` use it; `more` are flags of the scheduler itself."""
+        flags: dict[str, Any] = {"global_scheduler_config_type": self.kind}
+        if self.kind in STOCK:
+            if more:
+                raise SchedulerError(f"{self.label}: a scheduler of Vidur's own has no flags {', '.join(more)}")
+            return flags
+        prefix = f"{self.kind}_global_scheduler_config"
+        if self.kind == LEARNED:
+            prefix = "p_p_o_global_scheduler_modular_config"
+        options = {"seed": seed, **self.options, **more}
+        if self.checkpoint:
+            options |= {"load_checkpoint": self.checkpoint, "inference_only": True}
+        return flags | {f"{prefix}_{name}": value for name, value in options.items()}
+
+    def with_options(self, **options: Any) -> "SchedulerSpec":
+        """The same with flags added."""
+        return dataclasses.replace(self, options={**self.options, **options})
+
+
+def parse_schedulers(texts: list[str]) -> list[SchedulerSpec]:
+    """The schedulers of a command line; SchedulerError names the one that is wrong."""
+    specs = [_parse(text) for text in texts]
+    seen: dict[str, str] = {}
+    for text, spec in zip(texts, specs, strict=True):
+        name = file_name(spec.label)
+        if name in seen:
+            raise SchedulerError(
+                f"schedulers {seen[name]!r} and {text!r} have the same label {spec.label!r}: give one of them another, "
+                f"LABEL={text.partition('=')[2] or text}"
+            )
+        seen[name] = text
+    return specs
+
+
+def _parse(text: str) -> SchedulerSpec:
+    label, equals, rest = text.partition("=")
+    if not equals:
+        label, rest = "", text
+    kind, colon, path = rest.partition(":")
+    if kind not in KINDS:
+        raise SchedulerError(f"unknown scheduler {kind!r}{suggestion(kind, KINDS)}; there are {', '.join(KINDS)}")
+    if not colon:
+        return SchedulerSpec(label or kind, kind)
+    if kind != LEARNED:
+        raise SchedulerError(f"scheduler {text!r}: only {LEARNED} takes a checkpoint")
+    if not path:
+        raise SchedulerError(f"scheduler {text!r}: expected {LEARNED}:CHECKPOINT, a file or directory")
+    file = _checkpoint_file(Path(path))
+    return SchedulerSpec(label or rest, kind, checkpoint=str(file), options=checkpoint_options(file))
+
+
+def _checkpoint_file(path: Path) -> Path:
+    """The file that a checkpoint's name stands for now: a training that goes on must not change the comparison."""
+    found = path if path.is_file() else checkpoint.newest(path) or checkpoint.newest(path.parent, path.name)
+    return path if found is None else found.resolve()
+
+
+def checkpoint_options(path: Path) -> dict[str, Any]:
+    """The flags of `ppo_modular` that a checkpoint was learned with and cannot be used without."""
+    try:
+        metadata = checkpoint.verify(path)
+    except (checkpoint.CheckpointError, OSError) as error:
+        raise SchedulerError(f"{LEARNED}:{path}: {error}") from error
+    try:
+        features, network = metadata["features"], metadata["network"]
+        scales = FeatureScales(**features["scales"])
+        table = FeatureTable(
+            num_waiting_slots=features["num_waiting_slots"], trend_window=features["trend_window"], scales=scales
+        )
+        options = {
+            "max_queue_requests_per_replica": features["num_waiting_slots"],
+            "trend_window": features["trend_window"],
+            "request_scale": scales.requests,
+            "token_scale": scales.tokens,
+            "time_scale_s": scales.seconds,
+            "feature_projection_dim": network["feature_projection_dim"],
+            "hidden_size": network["hidden_size"],
+            "critic_gru_layers": network["critic_gru_layers"],
+            "attention_heads": network["attention_heads"],
+            "enable_decoupled_ac": network["decoupled"],
+            "enable_flat_network": network["flat_replicas"] > 0,
+            "prior": metadata["prior"],
+            "prior_weight": metadata["prior_weight"],
+        }
+    except (KeyError, TypeError) as error:
+        raise SchedulerError(f"{LEARNED}:{path}: its metadata is not that of a policy: {error!r}") from error
+    if table.hash != metadata["feature_hash"]:
+        raise SchedulerError(
+            f"{LEARNED}:{path}: it was learned with other features ({metadata['feature_hash']}) than this version "
+            f"computes ({table.hash})"
+        )
+    return options
+
+
+def check_fits(spec: SchedulerSpec, scenario_name: str, num_replicas: int) -> None:
+    """SchedulerError if a scheduler cannot run in a scenario at all."""
+    if spec.checkpoint and spec.options["enable_flat_network"]:
+        size = checkpoint.verify(Path(spec.checkpoint))["network"]["flat_replicas"]
+        if size != num_replicas:
+            raise SchedulerError(
+                f"{spec.label}: its flat network is for {size} replicas, scenario {scenario_name!r} has {num_replicas}"
+            )
+    if spec.kind == TUNED and num_replicas < 2:
+        raise SchedulerError(f"{spec.label}: needs at least 2 replicas, scenario {scenario_name!r} has {num_replicas}")

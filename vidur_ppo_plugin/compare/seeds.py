@@ -1,0 +1,8 @@
+"""Which seeds are for what: nothing that was tuned or measured on one kind is judged on the same requests.
+
+Training may use any seed below `COMPARISON.start`.
+"""
+
+COMPARISON = range(1_000, 2_000)
+TUNING = range(2_000, 3_000)
+CAPACITY = range(3_000, 4_000)
