@@ -16,6 +16,7 @@ LEVELS = [
     ["hardware"],
     ["workload"],
     ["routing"],
+    ["scenario"],
     ["policy"],
     ["config"],  # config, record and checkpoint: used from `learn` upward
     ["record"],

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vidur_ppo_plugin.scenario import Capacity, Scenario
+
 from .engines import run_cell
-from .scenarios import Capacity, Scenario
 from .schedulers import SchedulerSpec
 from .seeds import CAPACITY
 

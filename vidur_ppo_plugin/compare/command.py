@@ -7,6 +7,8 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
+from vidur_ppo_plugin.scenario import REPLAY, Capacity, load_scenario, scenario_names
+
 from .capacity import find_capacity
 from .comparison import Options, compare
 from .engines import TWIN
@@ -14,7 +16,6 @@ from .plots import write_plots
 from .report import write_report
 from .results import Results
 from .runner import in_parallel
-from .scenarios import REPLAY, Capacity, load_scenario, scenario_names
 from .statistics import compare_cells
 from .table import print_tables
 

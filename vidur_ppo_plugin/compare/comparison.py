@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vidur_ppo_plugin.scenario import REPLAY, Scenario, ScenarioError, TraceWindows, load_scenario
 from vidur_ppo_plugin.workload.trace import read_trace
 
 from .capacity import find_capacity
 from .results import METADATA, Cell, Results, to_json, write_atomically
 from .runner import Task, in_parallel, run_tasks
-from .scenarios import REPLAY, Scenario, ScenarioError, TraceWindows, load_scenario
 from .schedulers import TUNED, SchedulerError, check_fits, parse_schedulers
 from .seeds import CAPACITY, COMPARISON, TUNING
 from .setup import Setup

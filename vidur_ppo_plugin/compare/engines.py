@@ -17,10 +17,10 @@ from vidur_ppo_plugin import _autoload
 from vidur_ppo_plugin.routing.routers import Router
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
 from vidur_ppo_plugin.routing.visibility import Visibility, format_drains
+from vidur_ppo_plugin.scenario import Scenario
 
 from .deciding import build
 from .metrics import REQUEST_COLUMNS, cell_metrics
-from .scenarios import Scenario
 from .schedulers import ORACLE, SchedulerSpec
 
 VIDUR, TWIN = "vidur", "twin"

@@ -18,9 +18,10 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from vidur_ppo_plugin.scenario import Scenario
+
 from .engines import run_cell
 from .results import Cell, Results
-from .scenarios import Scenario
 from .schedulers import SchedulerSpec
 
 Result = TypeVar("Result")

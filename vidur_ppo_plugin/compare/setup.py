@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from vidur_ppo_plugin import __version__
+from vidur_ppo_plugin.scenario import Scenario
 
 from . import metrics
 from .results import METADATA, Results, ResultsError, to_json, write_atomically
-from .scenarios import Scenario
 from .schedulers import SchedulerSpec
 
 _PACKAGES = ("vidur", "numpy", "torch", "numba", "pandas")

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from vidur_ppo_plugin.scenario import Scenario
+
 from .engines import run_cell
-from .scenarios import Scenario
 from .schedulers import TUNED, SchedulerSpec
 
 _QUANTILES = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.99)

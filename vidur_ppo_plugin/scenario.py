@@ -16,10 +16,9 @@ from vidur_ppo_plugin._autoload import suggestion
 from vidur_ppo_plugin.routing.visibility import Drain
 from vidur_ppo_plugin.workload.lengths import parse_lengths
 from vidur_ppo_plugin.workload.requests import Requests
+from vidur_ppo_plugin.workload.slo import SLO
 from vidur_ppo_plugin.workload.synthetic import draw_requests
 from vidur_ppo_plugin.workload.trace import read_trace
-
-from .metrics import SLO
 
 #: What all scenarios share; a scenario's `flags` come on top.
 BASE_FLAGS: dict[str, Any] = {
@@ -52,7 +51,7 @@ class Drained:
 
 @dataclass(frozen=True)
 class Capacity:
-    """The highest stable arrival rate, and how it was found (`capacity.py` has the definition)."""
+    """The highest stable arrival rate, and how it was found (`compare/capacity.py` has the definition)."""
 
     qps: float
     scheduler: str
@@ -158,7 +157,7 @@ class Scenario:
 
 def scenario_directory() -> Path:
     """Where the scenario files are: in the installed package, else in the checkout around it."""
-    package = Path(__file__).resolve().parent.parent
+    package = Path(__file__).resolve().parent
     installed = package / "scenarios"
     return installed if installed.is_dir() else package.parent / "configs" / "scenarios"
 
