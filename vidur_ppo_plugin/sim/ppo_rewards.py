@@ -17,22 +17,12 @@ from .replica_source import VidurReplicaSource
 ActionRewards = NDArray[np.float64]
 
 
-class RewardTracker:
-    """The reward of each decision, by the chosen mode, and its components since the last update."""
+class DecisionRewards:
+    """The reward of each decision, by the chosen mode, and its components since the last update; knows no simulator."""
 
-    def __init__(
-        self,
-        flags: PPOModularFlags,
-        source: VidurReplicaSource,
-        *,
-        cost: DrainCost,
-        speed_factors: list[float],
-    ) -> None:
+    def __init__(self, flags: PPOModularFlags) -> None:
         self.mode = flags.reward_mode
         self._flags = flags
-        self._source = source
-        self._cost = cost
-        self._speed_factors = np.array(speed_factors)
         self._queue_delay = QueueDelay(latency_power=flags.latency_power)
         self._hybrid = HybridReward(
             HybridParams(
@@ -58,17 +48,17 @@ class RewardTracker:
         self._completions: list[tuple[float, float]] = []
         self._components: dict[str, list[float]] = {}
 
-    def on_arrival(self, request: Any) -> None:
+    def enters(self, request_id: int, arrived_at_s: float) -> None:
         """A request entered the system."""
         if self.mode == "queue_delay":
-            self._queue_delay.on_arrival(request.arrived_at, request.id)
+            self._queue_delay.on_arrival(arrived_at_s, request_id)
 
-    def on_completion(self, request: Any) -> None:
-        """A request left the system."""
+    def leaves(self, request_id: int, arrived_at_s: float, completed_at_s: float) -> None:
+        """A request left the system; in the order of times."""
         if self.mode == "queue_delay":
-            self._queue_delay.on_completion(request._completed_at, request.id)
+            self._queue_delay.on_completion(completed_at_s, request_id)
         elif self.mode == "hybrid":
-            self._completions.append((request._completed_at, request._completed_at - request._arrived_at))
+            self._completions.append((completed_at_s, completed_at_s - arrived_at_s))
 
     def since_last_decision(self, now_s: float, snapshot: ClusterSnapshot) -> float:
         """queue_delay and hybrid: what the decision before earned until now."""
@@ -89,22 +79,6 @@ class RewardTracker:
         reward = parts.pop("total_reward")
         self._note(parts)
         return reward
-
-    def of_every_action(self, request: Any, now_s: float, observed: NDArray[np.intp] | None) -> ActionRewards:
-        """marginal_delay: the reward of placing the request on each replica (of the observed ones)."""
-        indices = range(self._source.num_replicas) if observed is None else observed.tolist()
-        work = cluster_work([self._source.requests_in_flight(index) for index in indices], now_s)
-        speeds = self._speed_factors if observed is None else self._speed_factors[observed]
-        rewards: ActionRewards = -marginal_delay(
-            work,
-            prompt_tokens=request.num_prefill_tokens,
-            decode_tokens=request.num_decode_tokens - 1,  # the end of prefill yields the first token
-            speed=speeds,
-            cost=self._cost,
-            latency_power=self._flags.latency_power,
-            backlog_weight=self._flags.backlog_weight,
-        )
-        return rewards
 
     def note_marginal_delay(self, reward: float) -> None:
         """Record the reward of the action that was taken."""
@@ -128,3 +102,44 @@ class RewardTracker:
         """Restore what `state_dict` gave; the clock of a new simulation starts again."""
         self._hybrid.load_state_dict(state)
         self._hybrid.start_run()
+
+
+class RewardTracker(DecisionRewards):
+    """The same in a Vidur simulation, whose requests in flight it can look into."""
+
+    def __init__(
+        self,
+        flags: PPOModularFlags,
+        source: VidurReplicaSource,
+        *,
+        cost: DrainCost,
+        speed_factors: list[float],
+    ) -> None:
+        super().__init__(flags)
+        self._source = source
+        self._cost = cost
+        self._speed_factors = np.array(speed_factors)
+
+    def on_arrival(self, request: Any) -> None:
+        """A request entered the system."""
+        self.enters(request.id, request.arrived_at)
+
+    def on_completion(self, request: Any) -> None:
+        """A request left the system."""
+        self.leaves(request.id, request._arrived_at, request._completed_at)
+
+    def of_every_action(self, request: Any, now_s: float, observed: NDArray[np.intp] | None) -> ActionRewards:
+        """marginal_delay: the reward of placing the request on each replica (of the observed ones)."""
+        indices = range(self._source.num_replicas) if observed is None else observed.tolist()
+        work = cluster_work([self._source.requests_in_flight(index) for index in indices], now_s)
+        speeds = self._speed_factors if observed is None else self._speed_factors[observed]
+        rewards: ActionRewards = -marginal_delay(
+            work,
+            prompt_tokens=request.num_prefill_tokens,
+            decode_tokens=request.num_decode_tokens - 1,  # the end of prefill yields the first token
+            speed=speeds,
+            cost=self._cost,
+            latency_power=self._flags.latency_power,
+            backlog_weight=self._flags.backlog_weight,
+        )
+        return rewards
