@@ -17,7 +17,7 @@ from . import series
 from .display import TITLES, Entries, Entry, entries_of, percent
 from .metrics import METRICS
 from .results import Results, file_name
-from .statistics import REFERENCE, SAME, compare_cells
+from .statistics import BETTER, CONFIDENCE, REFERENCE, WORSE, compare_cells
 from .style import SchedulerStyle, diverging_colour, replica_colours, scheduler_styles
 
 DPI = 200
@@ -102,7 +102,9 @@ def change_heat_map(entries: Entries, metadata: Mapping[str, Any], metric: str) 
     axes.spines[:].set_visible(False)
     title = f"Change of {TITLES[metric]} against {metadata['reference']} (%)"
     figure.suptitle(title, x=0.01, ha="left", fontsize=10, fontweight="bold")
-    note = "blue: better; orange: worse; bold: the 95 % interval excludes zero; grey: no difference"
+    note = (
+        f"blue: better, orange: worse (the {CONFIDENCE:.0%} interval excludes zero); grey: no difference, or not tested"
+    )
     figure.supxlabel(note, fontsize=7, color=_MUTED, x=0.01, ha="left")
     return figure
 
@@ -174,14 +176,14 @@ def _panels(
 
 def _heat_map_cell(axes: Axes, row: int, column: int, metric: str, entry: Entry | None) -> None:
     change = math.nan if entry is None else entry.change
-    is_same = entry is None or entry.verdict == SAME
+    is_plain = entry is None or entry.verdict not in (BETTER, WORSE)
     goodness = -change if METRICS[metric].lower_is_better else change
-    colour = "#f1f2f4" if is_same or math.isnan(change) else diverging_colour(goodness)
+    colour = "#f1f2f4" if is_plain else diverging_colour(goodness)
     axes.fill_between([column - 0.48, column + 0.48], row - 0.47, row + 0.47, color=colour, linewidth=0)
-    weight = "bold" if entry is not None and entry.excludes_zero else "normal"
+    weight = "normal" if is_plain else "bold"
     text = "missing" if entry is None else percent(change).removesuffix("%").replace("-", "\N{MINUS SIGN}")
     axes.text(
-        column, row, text, ha="center", va="center", fontsize=8, fontweight=weight, color=_MUTED if is_same else _TEXT
+        column, row, text, ha="center", va="center", fontsize=8, fontweight=weight, color=_MUTED if is_plain else _TEXT
     )
 
 
