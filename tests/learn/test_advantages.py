@@ -91,15 +91,15 @@ def test_normalised_rewards_keep_sign_and_have_unit_scale() -> None:
 def test_gain_over_prior_is_that_of_the_best_guesses() -> None:
     rewards = np.array([[-1.0, -2.0, -6.0], [-4.0, -8.0, -2.0]])
     prior = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])  # takes -2 and -4
-    assert gain_over_prior(rewards, prior, prior) == 0.0
+    assert gain_over_prior([rewards], [prior], [prior]) == 0.0
     best = np.array([[5.0, 0.0, 0.0], [0.0, 0.0, 5.0]])  # takes -1 and -2
-    assert gain_over_prior(rewards, best, prior) == pytest.approx(0.5)
+    assert gain_over_prior([rewards], [best], [prior]) == pytest.approx(0.5)
     worst = np.array([[0.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
-    assert gain_over_prior(rewards, worst, prior) == pytest.approx(-4 / 3)
+    assert gain_over_prior([rewards], [worst], [prior]) == pytest.approx(-4 / 3)
     # Without a preference each action counts alike: (-3 - 14/3) / 2 against -3.
-    assert gain_over_prior(rewards, np.zeros((2, 3)), prior) == pytest.approx((-23 / 6 + 3) / 3)
+    assert gain_over_prior([rewards], [np.zeros((2, 3))], [prior]) == pytest.approx((-23 / 6 + 3) / 3)
     with pytest.raises(ValueError, match="of one shape"):
-        gain_over_prior(rewards, prior[:1], prior)
+        gain_over_prior([rewards], [prior[:1]], [prior])
 
 
 def decision(action: int = 0) -> Decision:

@@ -1,5 +1,7 @@
 """How much better than expected an action was: generalised advantage estimation, or all actions compared."""
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -39,21 +41,35 @@ def all_action_advantages(
     return advantages
 
 
-def gain_over_prior(action_rewards: FloatArray, logits: FloatArray, prior_logits: FloatArray) -> float:
+def every_action_advantages(action_rewards: FloatArray, probabilities: FloatArray) -> FloatArray:
+    """The same of every action: [decisions, actions], with mean 0 under the policy."""
+    advantages: FloatArray = action_rewards - (action_rewards * probabilities).sum(axis=1, keepdims=True)
+    return advantages
+
+
+def gain_over_prior(
+    action_rewards: Sequence[FloatArray], logits: Sequence[FloatArray], prior_logits: Sequence[FloatArray]
+) -> float:
     """Relative gain in reward of the greedy policy over its prior's own choices, in the very same states.
 
-    Where several actions are equally good in the eyes of either, each counts equally.
+    Each argument has an array for each number of replicas that decisions were made among. Where several actions are
+    equally good in the eyes of either, each counts equally.
     """
-    if not action_rewards.shape == logits.shape == prior_logits.shape:
-        shapes = f"{action_rewards.shape}, {logits.shape} and {prior_logits.shape}"
-        raise ValueError(f"action_rewards, logits and prior_logits must be of one shape, got {shapes}")
-    own, prior = (_mean_reward_of_best(action_rewards, scores) for scores in (logits, prior_logits))
+    for parts in zip(action_rewards, logits, prior_logits, strict=True):
+        if len({part.shape for part in parts}) > 1:
+            shapes = " and ".join(str(part.shape) for part in parts)
+            raise ValueError(f"action_rewards, logits and prior_logits must be of one shape, got {shapes}")
+    own, prior = (
+        float(np.mean(np.concatenate([_reward_of_best(*pair) for pair in zip(action_rewards, scores, strict=True)])))
+        for scores in (logits, prior_logits)
+    )
     return (own - prior) / max(abs(prior), 1e-12)
 
 
-def _mean_reward_of_best(action_rewards: FloatArray, scores: FloatArray) -> float:
+def _reward_of_best(action_rewards: FloatArray, scores: FloatArray) -> FloatArray:
     is_best = scores == scores.max(axis=1, keepdims=True)
-    return float(np.mean((action_rewards * is_best).sum(axis=1) / is_best.sum(axis=1)))
+    rewards: FloatArray = (action_rewards * is_best).sum(axis=1) / is_best.sum(axis=1)
+    return rewards
 
 
 def explained_variance(predictions: FloatArray, targets: FloatArray) -> float:

@@ -1,6 +1,7 @@
 """Running mean and variance of a stream, for normalising rewards and value targets."""
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,28 +48,37 @@ class RunningMoments:
 class RewardNormaliser:
     """Divides rewards by the running standard deviation of their discounted sum (Engstrom et al. 2020, section 3).
 
-    Only the scale changes, never the sign or the zero.
+    Only the scale changes, never the sign or the zero. Several streams share the scale; each has its own sum.
     """
 
     def __init__(self, gamma: float) -> None:
         self._gamma = gamma
-        self._discounted_sum = 0.0
+        self._discounted_sums: dict[int, float] = {}
         self._moments = RunningMoments()
 
     def __call__(self, rewards: NDArray[np.float64]) -> NDArray[np.float64]:
         """Add a rollout's rewards, in order, to the statistics and return them scaled."""
-        sums = np.empty(len(rewards))
+        self.observe(rewards)
+        return self.scaled(rewards)
+
+    def observe(self, rewards: NDArray[np.float64], stream: int = 0) -> None:
+        """Add the rewards of a stream's rollout, in order, to the statistics."""
+        sums, discounted_sum = np.empty(len(rewards)), self._discounted_sums.get(stream, 0.0)
         for index, reward in enumerate(rewards):
-            self._discounted_sum = self._gamma * self._discounted_sum + float(reward)
-            sums[index] = self._discounted_sum
+            discounted_sum = self._gamma * discounted_sum + float(reward)
+            sums[index] = discounted_sum
+        self._discounted_sums[stream] = discounted_sum
         self._moments.update(sums)
+
+    def scaled(self, rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Rewards by the scale of what was observed so far."""
         return rewards / self._moments.std
 
-    def state_dict(self) -> dict[str, float]:
+    def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"discounted_sum": self._discounted_sum, **self._moments.state_dict()}
+        return {"discounted_sums": dict(self._discounted_sums), **self._moments.state_dict()}
 
-    def load_state_dict(self, state: dict[str, float]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` gave."""
-        self._discounted_sum = state["discounted_sum"]
+        self._discounted_sums = dict(state["discounted_sums"])
         self._moments.load_state_dict(state)

@@ -36,6 +36,13 @@ class Rollout:
     action_rewards: FloatArray | None
     #: The observation at the decision after the last, to bootstrap from; None if the run is over.
     next_observation: Observation | None
+    #: Which stream of decisions it continues: the critic remembers each by itself.
+    stream: int = 0
+
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas each decision chose from."""
+        return int(self.prior_logits.shape[1])
 
     def __len__(self) -> int:
         return len(self.actions)
