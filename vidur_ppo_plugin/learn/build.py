@@ -8,12 +8,13 @@ from vidur_ppo_plugin.config import PPOModularFlags, flag_name
 from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
 from vidur_ppo_plugin.policy.temperature import TemperatureController, TemperatureParams
 from vidur_ppo_plugin.routing.delay_model import DelayModel
-from vidur_ppo_plugin.routing.features import FeatureScales, FeatureTable
+from vidur_ppo_plugin.routing.features import FeatureTable
 from vidur_ppo_plugin.routing.prior import Prior
 
 from .agent import Agent, AgentParameters, Controllers
 from .curriculum import Curriculum
 from .demonstrations import load
+from .features import build_features
 from .ppo import PPO, PPOParameters
 from .schedules import KlAdaptiveLearningRate, KlController, Schedule
 from .warm_start import CloningParameters, DemonstrationSet, clone
@@ -23,11 +24,7 @@ def build_agent(flags: PPOModularFlags, *, num_replicas: int, delay_model: Delay
     """An agent, untrained or cloned from demonstrations; every random choice follows from `flags.seed`."""
     # The networks are tiny: a second thread costs more than it brings, and adds up in another order.
     torch.set_num_threads(1)
-    features = FeatureTable(
-        num_waiting_slots=flags.max_queue_requests_per_replica,
-        trend_window=flags.trend_window,
-        scales=FeatureScales(requests=flags.request_scale, tokens=flags.token_scale, seconds=flags.time_scale_s),
-    )
+    features = build_features(flags)
     shape = NetworkShape(
         num_replica_features=features.num_replica_features,
         num_request_features=features.num_request_features,

@@ -1,0 +1,70 @@
+"""Observations: the features of `ppo_modular`, its prior's logits, and which replicas take requests."""
+
+from typing import Any, TypeAlias
+
+import numpy as np
+from gymnasium import spaces
+
+from vidur_ppo_plugin.config import PPOModularFlags
+from vidur_ppo_plugin.learn.features import build_features
+from vidur_ppo_plugin.routing.delay_model import DelayModel
+from vidur_ppo_plugin.routing.features import Float32Array
+from vidur_ppo_plugin.routing.prior import Prior
+from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
+
+Parts: TypeAlias = dict[str, Float32Array]
+Observation: TypeAlias = Parts | Float32Array
+
+
+class Observer:
+    """Turns what a router sees into observations, and knows their space."""
+
+    def __init__(self, flags: PPOModularFlags, num_replicas: int, delay_model: DelayModel, *, flatten: bool) -> None:
+        """`flatten`: one vector instead of a dict of arrays."""
+        self.features = build_features(flags)
+        self._prior = Prior(flags.prior, weight=flags.prior_weight, delay_model=delay_model)
+        self._num_replicas = num_replicas
+        self._flatten = flatten
+        shapes = {
+            "replicas": (num_replicas, self.features.num_replica_features),
+            "request": (self.features.num_request_features,),
+            "prior": (num_replicas,),
+        }
+        boxes: dict[str, spaces.Space[Float32Array]] = {
+            name: spaces.Box(-np.inf, np.inf, shape, np.float32) for name, shape in shapes.items()
+        }
+        boxes["available"] = spaces.Box(0.0, 1.0, (num_replicas,), np.float32)
+        self._parts = spaces.Dict(boxes)
+        self.space: spaces.Space[Any] = self._parts
+        if flatten:
+            size = sum(int(np.prod(box.shape or ())) for box in boxes.values())
+            self.space = spaces.Box(-np.inf, np.inf, (size,), np.float32)
+
+    def reset(self) -> None:
+        """A new episode begins: trends start anew."""
+        self.features.reset()
+
+    def observe(self, snapshot: ClusterSnapshot, request: RequestInfo) -> Observation:
+        """The observation of one decision; advances the trends."""
+        observation = self.features.observe(snapshot, request)
+        available = np.ones(self._num_replicas, np.float32)
+        if snapshot.available is not None:
+            available[~snapshot.available] = 0.0
+        return self._joined(
+            {
+                "replicas": observation.replicas,
+                "request": observation.request,
+                "prior": self._prior.logits(self._prior.cost(snapshot, request)),
+                "available": available,
+            }
+        )
+
+    def nothing(self) -> Observation:
+        """The observation after the last decision: zeros."""
+        return self._joined({name: np.zeros(box.shape or (), np.float32) for name, box in self._parts.items()})
+
+    def _joined(self, parts: Parts) -> Observation:
+        if not self._flatten:
+            return parts
+        joined: Float32Array = np.concatenate([part.ravel() for part in parts.values()])
+        return joined

@@ -1,0 +1,199 @@
+"""`RoutingEnv`: a step is the placement of a request on a replica, an episode the requests of a seed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from vidur_ppo_plugin.learn.alarms import SafetyLimit
+from vidur_ppo_plugin.routing.heuristics import available_cost
+from vidur_ppo_plugin.routing.visibility import Visibility
+from vidur_ppo_plugin.scenario import Scenario
+from vidur_ppo_plugin.sim.ppo_rewards import DecisionRewards
+from vidur_ppo_plugin.sim.schedulers import build_delay_model
+from vidur_ppo_plugin.sim.stepping import Completion, simulation_config
+
+from .clusters import Backend, TwinBackend, VidurBackend
+from .observing import Observation, Observer
+from .settings import BACKENDS, changed, check_at_least, check_choice, find_scenario, ppo_flags
+from .summary import CLASSES, EpisodeLog
+
+#: Seeds drawn for episodes without one begin here: those below are for comparing, tuning and finding capacities.
+FIRST_DRAWN_SEED = 10_000
+#: Seeds are below this, as everywhere in the package; larger ones wrap around.
+NUM_SEEDS = 1_000_000_000
+
+
+class RoutingEnv(gymnasium.Env[Observation, np.int64]):
+    """Places the requests of a scenario one by one; docs/environment.md explains observations, rewards and infos."""
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (as Gymnasium declares it)
+
+    def __init__(
+        self,
+        scenario: str | Path | Scenario = "mixed_long",
+        *,
+        backend: str = "twin",
+        reward_mode: str = "marginal_delay",
+        num_requests: int | None = None,
+        load: float | None = None,
+        num_replicas: int | None = None,
+        replica_speeds: Sequence[float] | None = None,
+        max_steps: int | None = None,
+        flatten: bool = False,
+        latency_limit_penalty: float = 100.0,
+        render_mode: str | None = None,
+        **flags: Any,
+    ) -> None:
+        """`scenario`: a name, a YAML file or a `Scenario`; the next few change it.
+
+        `backend`: the compiled twin, or Vidur itself; they behave the same. `max_steps`: truncate there. `flatten`: one
+        vector as observation. `flags`: of `ppo_modular`, those that say what a decision is worth and what is seen; with
+        `latency_limit_s`, a request that takes longer ends the episode and costs `latency_limit_penalty`.
+        """
+        check_choice("backend", backend, BACKENDS)
+        if render_mode is not None:
+            raise ValueError(f"render_mode must be None, there is nothing to draw, got {render_mode!r}")
+        if max_steps is not None:
+            check_at_least("max_steps", max_steps, 1)
+        check_at_least("latency_limit_penalty", latency_limit_penalty, 0)
+        self.render_mode = None
+        self._flags = ppo_flags({"reward_mode": reward_mode, **flags})
+        self.scenario = changed(
+            find_scenario(scenario),
+            num_requests=num_requests,
+            load=load,
+            num_replicas=num_replicas,
+            replica_speeds=replica_speeds,
+        )
+        self._max_steps = max_steps
+        self._penalty = latency_limit_penalty
+        config = simulation_config(self.scenario.vidur_flags(self._seeds()[0]))
+        self._backend: Backend = self._build_backend(backend, config)
+        self._observer = Observer(
+            self._flags, self.scenario.num_replicas, build_delay_model(config), flatten=bool(flatten)
+        )
+        self._limit = SafetyLimit(latency_limit_s=self._flags.latency_limit_s)
+        self.observation_space = self._observer.space
+        self.action_space = spaces.Discrete(self.scenario.num_replicas)
+        self._is_running = False
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Begin the episode of a seed, or of one drawn at random."""
+        super().reset(seed=seed)
+        self._workload_seed = self._pick_seed(seed)
+        requests = self.scenario.requests(self._workload_seed)
+        self._arrived_at_s = requests.arrived_at_s
+        self._is_long = requests.prompt_tokens > self.scenario.class_boundary_tokens
+        self._cluster = self._backend.start(self._workload_seed, requests)
+        self._rewards = DecisionRewards(self._flags)
+        self._visibility = Visibility(
+            report_delay_s=self.scenario.report_delay_s, drains=self.scenario.drains(requests)
+        )
+        self._log = EpisodeLog(self.scenario.num_replicas)
+        self._observer.reset()
+        self._num_steps = 0
+        self._is_running = True
+        self._index = self._cluster.next_request()
+        observation = self._observe()
+        return observation, self._info([])
+
+    def step(self, action: np.int64 | int) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
+        """Place the request, and go on to the next; after the last one, until all are completed."""
+        if not self._is_running:
+            raise RuntimeError("the episode is over, or none has begun: call reset() first")
+        if not self.action_space.contains(action):
+            raise ValueError(f"action must be a replica in 0 ... {self.scenario.num_replicas - 1}, got {action!r}")
+        replica, reward = self._place(int(action))
+        self._index = self._cluster.next_request()
+        completions = self._cluster.take_completions()
+        is_over_limit = self._complete(completions)
+        if self._rewards.mode != "marginal_delay":
+            reward = self._rewards.since_last_decision(self._cluster.now_s, self._cluster.snapshot())
+        if is_over_limit:
+            reward -= self._penalty
+        terminated = is_over_limit or self._index is None
+        truncated = not terminated and self._num_steps == self._max_steps
+        self._is_running = not (terminated or truncated)
+        observation = self._observer.nothing() if terminated else self._observe()
+        info = {**self._info(completions, is_last=terminated), "replica": replica}
+        if not self._is_running:
+            info["summary"] = {**self._log.summary(self._is_long), "is_over_limit": is_over_limit}
+        return observation, reward, terminated, truncated, info
+
+    def action_masks(self) -> NDArray[np.bool_]:
+        """Which replicas take new requests, as sb3-contrib's MaskablePPO asks for it."""
+        available = self._seen.available
+        return np.ones(self.scenario.num_replicas, np.bool_) if available is None else available.copy()
+
+    def _place(self, action: int) -> tuple[int, float]:
+        """Where the request went, and what that is worth if it is known at once."""
+        replica = action
+        if not self.action_masks()[action]:
+            # A drained replica turns the request away, and the others share it as `least_tokens` would.
+            replica = int(np.argmin(available_cost(self._seen.token_load, self._seen)))
+        reward = 0.0
+        if self._rewards.mode == "marginal_delay":
+            reward = float(self._cluster.placement_rewards()[replica])
+        self._cluster.place(replica)
+        self._visibility.on_dispatch(replica, self._request.prompt_tokens)
+        self._log.on_placement(replica)
+        self._num_steps += 1
+        return replica, reward
+
+    def _complete(self, completions: list[Completion]) -> bool:
+        """Requests were completed; whether one of them took too long."""
+        self._log.on_completions(completions)
+        for done in completions:
+            self._rewards.leaves(done.request, done.arrived_at_s, done.completed_at_s)
+        return any([self._limit.on_completion(done.completed_at_s - done.arrived_at_s) for done in completions])
+
+    def _observe(self) -> Observation:
+        """See the request that has to be placed, which thereby enters the system."""
+        assert self._index is not None
+        self._request = self._cluster.request_info()
+        self._seen = self._visibility.view(self._cluster.snapshot())
+        self._rewards.enters(self._index, self._request.arrived_at_s)
+        return self._observer.observe(self._seen, self._request)
+
+    def _info(self, completions: list[Completion], *, is_last: bool = False) -> dict[str, Any]:
+        # Tuples where lengths vary: Gymnasium's vector environments stack arrays.
+        info: dict[str, Any] = {
+            "time_s": self._cluster.now_s,
+            "workload_seed": self._workload_seed,
+            "completed": tuple(done.request for done in completions),
+            "latencies_s": tuple(done.completed_at_s - done.arrived_at_s for done in completions),
+            "ttfts_s": tuple(done.first_token_at_s - done.arrived_at_s for done in completions),
+            "action_mask": self.action_masks().astype(np.int8),
+        }
+        if not is_last:
+            info["request"] = self._index
+            info["request_class"] = CLASSES[int(self._is_long[self._index])]
+        return info
+
+    def _build_backend(self, name: str, config: Any) -> Backend:
+        if name == "vidur":
+            return VidurBackend(self.scenario, self._flags)
+        try:
+            return TwinBackend(config, self._flags)
+        except ValueError as error:
+            raise ValueError(f"scenario {self.scenario.name!r}: {error}; use backend='vidur'") from error
+
+    def _seeds(self) -> Sequence[int]:
+        """What is drawn from: a trace has a window for each of a few seeds."""
+        trace = self.scenario.trace
+        return range(FIRST_DRAWN_SEED, NUM_SEEDS) if trace is None else sorted(trace.windows)
+
+    def _pick_seed(self, seed: int | None) -> int:
+        seeds = self._seeds()
+        if seed is None:
+            return seeds[int(self.np_random.integers(len(seeds)))]
+        if self.scenario.trace is not None and seed not in seeds:
+            raise ValueError(f"seed must be one of those that the trace has windows for, {list(seeds)}, got {seed}")
+        return seed % NUM_SEEDS
