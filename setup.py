@@ -95,6 +95,7 @@ def read_version() -> str:
     raise RuntimeError("vidur_ppo_plugin/__init__.py has no __version__")
 
 
+RL = ["stable-baselines3>=2.4"]
 TEST = [
     "pytest>=7.4",
     "hypothesis>=6.90",
@@ -103,6 +104,7 @@ TEST = [
     "wheel>=0.40",
     "tensorboard>=2.15",
     "wandb-workspaces>=0.4",
+    *RL,
 ]
 
 setup(
@@ -123,6 +125,7 @@ setup(
         "torch>=2.2",
         "numpy>=1.26",
         "numba>=0.60",
+        "gymnasium>=1.0",
         "pandas>=2.0",
         "pyarrow>=14",
         "rich>=13",
@@ -140,6 +143,7 @@ setup(
         "dashboard": ["wandb-workspaces>=0.4"],
         "test": TEST,
         "dev": [*TEST, "ruff>=0.6", "mypy>=1.8", "types-PyYAML", "build>=1.0"],
+        "rl": RL,
         "ray": ["ray[default,tune]>=2.9"],
         "serve": ["aiohttp>=3.9", "prometheus-client>=0.19"],
         "tensorboard": ["tensorboard>=2.15"],

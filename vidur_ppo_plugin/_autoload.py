@@ -56,6 +56,11 @@ _WATCHED = frozenset(
     }
 )
 
+# Gymnasium reads no entry points (since 1.0): with its registry imported, our environments are registered there.
+_GYMNASIUM_REGISTRY = "gymnasium.envs.registration"
+_OWN_ENVIRONMENTS = "vidur_ppo_plugin.envs"
+_FOLLOWED = _WATCHED | {_GYMNASIUM_REGISTRY}
+
 # Functions that plugins add: a parsed command line in (Vidur's flat config), its problems out, a sentence each.
 command_line_checks: "list[Callable[[Any], list[str]]]" = []
 
@@ -64,10 +69,10 @@ failures: dict[str, Exception] = {}
 
 
 class _Finder:
-    """A meta-path finder that lets Python find the watched modules as usual, and acts after they executed."""
+    """A meta-path finder that lets Python find the followed modules as usual, and acts after they executed."""
 
     def find_spec(self, name: str, path: "Any" = None, target: "Any" = None) -> "Any":
-        if name not in _WATCHED:
+        if name not in _FOLLOWED:
             return None
         for finder in sys.meta_path:
             if finder is self or not hasattr(finder, "find_spec"):
@@ -120,6 +125,10 @@ def is_executed(module_name: str) -> bool:
 
 def _after_import(module_name: str) -> None:
     plugins = _selected_plugins()
+    if module_name == _GYMNASIUM_REGISTRY:
+        if any(name == OWN_PLUGIN[0] for name, _ in plugins):
+            _register_environments()
+        return
     for name, load in plugins:
         if name in failures:
             continue
@@ -130,6 +139,15 @@ def _after_import(module_name: str) -> None:
             sys.stderr.write(f"warning: Vidur plugin {name!r} failed to load and is skipped: {error!r}\n")
     if module_name == _CONFIG_MODULE:
         _check_command_lines(is_loaded=any(name == OWN_PLUGIN[0] for name, _ in plugins))
+
+
+def _register_environments() -> None:
+    import importlib
+
+    try:
+        importlib.import_module(_OWN_ENVIRONMENTS)
+    except Exception as error:
+        sys.stderr.write(f"warning: {_OWN_ENVIRONMENTS} failed to load, its environments are missing: {error!r}\n")
 
 
 def _selected_plugins() -> "list[tuple[str, Callable[[], Callable[[], None]]]]":
