@@ -2,8 +2,9 @@
 
 Definition. `least_tokens` places a long run of requests. The run is stable if nothing piles up: the mean latency of the
 last quarter of the requests is at most GROWTH times that of the second quarter, over all seeds together. The capacity
-is found by bisection, to PRECISION, as the highest rate that is stable. What a scenario does to its replicas (draining,
-old reports) does not count: it is the cluster and the mix that have a capacity.
+is found by bisection, to PRECISION, as the highest rate that is stable. Arrivals are Poisson (a trace keeps its own),
+and what a scenario does to its replicas (draining, old reports) does not count: it is the cluster and the mix that have
+a capacity.
 """
 
 from collections.abc import Sequence
@@ -62,6 +63,6 @@ def is_stable(scenario: Scenario, qps: float, num_requests: int, *, engine: str,
 
 
 def at_qps(scenario: Scenario, qps: float) -> Scenario:
-    """The scenario's mix at an arrival rate, on replicas that all serve and report at once."""
+    """The scenario's mix as Poisson arrivals at a rate, on replicas that all serve and report at once."""
     capacity = Capacity(qps=qps, scheduler=SCHEDULER, num_requests=0, num_seeds=0)
-    return scenario.at(capacity=capacity, load=1.0, drained=(), report_delay_s=0.0)
+    return scenario.at(capacity=capacity, load=1.0, cv=1.0, drained=(), report_delay_s=0.0)

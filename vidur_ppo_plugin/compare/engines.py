@@ -14,10 +14,11 @@ import numpy as np
 import pandas as pd
 
 from vidur_ppo_plugin import _autoload
-from vidur_ppo_plugin.routing.routers import Router
+from vidur_ppo_plugin.routing.routers import STOCK, Router
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
 from vidur_ppo_plugin.routing.visibility import Visibility, format_drains
 from vidur_ppo_plugin.scenario import Scenario
+from vidur_ppo_plugin.workload.requests import Requests
 
 from .deciding import build
 from .metrics import REQUEST_COLUMNS, cell_metrics
@@ -68,20 +69,29 @@ def run_cell(scenario: Scenario, scheduler: SchedulerSpec, seed: int, *, engine:
 def cell_flags(scenario: Scenario, scheduler: SchedulerSpec, seed: int) -> dict[str, Any]:
     """The flags with which `python -m vidur.main` simulates the same cell."""
     hidden: dict[str, Any] = {}
-    if scenario.report_delay_s:
+    # Vidur's own schedulers have no such flags: see `_run_in_vidur`.
+    if scenario.report_delay_s and scheduler.kind not in STOCK:
         hidden["report_delay_s"] = scenario.report_delay_s
-    if scenario.drained:
+    if scenario.drained and scheduler.kind not in STOCK:
         hidden["drained"] = format_drains(scenario.drains(scenario.requests(seed)))
     return {**scenario.vidur_flags(seed), **scheduler.vidur_flags(seed, **hidden)}
 
 
 def _run_in_vidur(scenario: Scenario, scheduler: SchedulerSpec, seed: int) -> CellRun:
     from vidur_ppo_plugin.sim.launch import run
+    from vidur_ppo_plugin.sim.routed import route
 
     if scheduler.kind == ORACLE:
         raise EngineError(f"{scheduler.label} forward-simulates in the twin: it needs --engine twin")
+    visibility = _visibility(scenario, scenario.requests(seed))
+
+    def replace_stock_scheduler(simulator: Any, config: Any) -> None:
+        route(simulator, config, build(scheduler, config, seed=seed)[0], visibility)
+
+    # Vidur's own look at the replicas themselves and know no drained ones: their routers take their place.
+    prepare = None if visibility.is_clear or scheduler.kind not in STOCK else replace_stock_scheduler
     with _simulation(cell_flags(scenario, scheduler, seed)) as arguments:
-        outcome = run(arguments)
+        outcome = run(arguments, prepare)
     columns = [name for name in REQUEST_COLUMNS if name != "is_warm_up"]
     rows = [tuple(getattr(request, name) for name in columns) for request in outcome.requests]
     table = pd.DataFrame(rows, columns=columns)
@@ -102,8 +112,7 @@ def _run_in_twin(scenario: Scenario, scheduler: SchedulerSpec, seed: int) -> Cel
         except ValueError as error:
             raise EngineError(f"scenario {scenario.name!r}: {error}; use --engine vidur") from error
         router, num_waiting_slots = build(scheduler, config, seed=seed)
-    visibility = Visibility(report_delay_s=scenario.report_delay_s, drains=scenario.drains(requests))
-    decision = _Decision(router, visibility)
+    decision = _Decision(router, _visibility(scenario, requests))
     done = play(cluster, requests, decision, num_waiting_slots=num_waiting_slots)
     table = pd.DataFrame(
         {
@@ -118,6 +127,10 @@ def _run_in_twin(scenario: Scenario, scheduler: SchedulerSpec, seed: int) -> Cel
         }
     )
     return CellRun(mark_warm_up(table, scenario), 1e6 * decision.total_s / len(requests))
+
+
+def _visibility(scenario: Scenario, requests: Requests) -> Visibility:
+    return Visibility(report_delay_s=scenario.report_delay_s, drains=scenario.drains(requests))
 
 
 class _Decision:
@@ -165,8 +178,11 @@ def _silence() -> Iterator[None]:
     """Vidur logs much, and what learns shows its progress: neither is wanted from many processes at once."""
     level = logging.root.manager.disable
     logging.disable(logging.WARNING)
+    errors = io.StringIO()
     try:
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(errors):
             yield
+    except SystemExit as stop:  # how a command line ends that is refused
+        raise EngineError(errors.getvalue().strip() or f"Vidur ended with status {stop.code}") from stop
     finally:
         logging.disable(level)

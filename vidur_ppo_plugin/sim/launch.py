@@ -2,21 +2,27 @@
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from vidur_ppo_plugin.record.outcome import Outcome, RequestOutcome
 
 
-def run(arguments: Sequence[str]) -> Outcome:
-    """Run Vidur with a command line; the hook must be installed (`_autoload.install`)."""
+def run(arguments: Sequence[str], prepare: Callable[[Any, Any], None] | None = None) -> Outcome:
+    """Run Vidur with a command line; the hook must be installed (`_autoload.install`).
+
+    `prepare(simulator, config)` is called before the first event.
+    """
     from vidur.simulator import Simulator
     from vidur.utils.random import set_seeds
 
     config = parse(arguments)
     set_seeds(config.seed)
-    return run_simulator(Simulator(config), config)
+    simulator = Simulator(config)
+    if prepare is not None:
+        prepare(simulator, config)
+    return run_simulator(simulator, config)
 
 
 def parse(arguments: Sequence[str]) -> Any:
