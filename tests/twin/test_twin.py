@@ -191,13 +191,13 @@ def test_clusters_that_it_does_not_cover(changes: dict[str, Any], message: str) 
 def test_requests_that_it_refuses() -> None:
     twin = Twin(config_of())
     twin.advance(5.0)
-    with pytest.raises(ValueError, match=r"arrived_at_s must be >= 5.0, where the twin is, got 4.0"):
+    with pytest.raises(ValueError, match=r"the time must be >= 5.0 s, where the twin is, got 4.0"):
         twin.submit(0, 4.0, 10, 10)
     with pytest.raises(ValueError, match=r"replica must be in 0 ... 1, got 2"):
         twin.submit(2, 6.0, 10, 10)
     with pytest.raises(ValueError, match="decode_tokens must be >= 1, got 10 and 0"):
         twin.submit(0, 6.0, 10, 0)
-    with pytest.raises(ValueError, match=r"until_s must be >= 5.0"):
+    with pytest.raises(ValueError, match=r"the time must be >= 5.0 s"):
         twin.advance(1.0)
     with pytest.raises(ValueError, match="arrived_at_s must be in order"):
         twin.submit_all(np.array([0, 0]), np.array([7.0, 6.0]), np.array([5, 5]), np.array([5, 5]))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from vidur_ppo_plugin.hardware import Roofline
+from vidur_ppo_plugin.routing.delay_model import DelayModel
 
 from .layout import FIXED_CHUNK, MAX_STAGES, ORCA, SARATHI, SCHEDULERS, Rules, placed
 from .tables import BatchTimes
@@ -15,7 +16,8 @@ class TwinConfig:
     """A cluster of equal replicas that differ in speed only; `sim.twin_filler.twin_config` makes it of Vidur's config.
 
     `max_batch_tokens`: the chunk size of sarathi and mnemosyne_fcfs_fixed_chunk, vllm's max_tokens_in_batch; orca has
-    no such limit. `max_request_tokens`: the longest request, prompt and output, that the workload may have.
+    no such limit, its usual one is meant. `max_request_tokens`: the longest request, prompt and output, that the
+    workload may have.
     """
 
     roofline: Roofline
@@ -88,3 +90,8 @@ class TwinConfig:
         is_chunked = self.rules.scheduler in (SARATHI, FIXED_CHUNK)
         times.fill(self.batch_size_cap + (self.max_batch_tokens if is_chunked else 0))
         return times
+
+    @cached_property
+    def prefill_s_per_token(self) -> float:
+        """What a prompt token costs on a replica of speed 1, in batches of the usual size."""
+        return DelayModel.from_roofline(self.roofline, self.max_batch_tokens).prefill_s_per_token

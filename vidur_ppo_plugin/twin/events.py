@@ -81,57 +81,78 @@ from .layout import (
     TOTAL,
 )
 from .queues import append, free_blocks, insert_by_arrival
+from .steady import skip_steady
 from .timing import time_batch
 
 # As in `sim.replica_source`: weight of the newest latency in the average, and what rates are averaged over.
 LATENCY_WEIGHT = 0.1
 RATE_WINDOW_S = 10.0
+# MARKER while there are events before the decision.
+_NOT_REACHED = -1
 
 
 @helper
-def advance_row(rules: Any, times: Any, state: Any, row: int, until_s: float) -> int:
+def advance_row(rules: Any, times: Any, state: Any, row: int, until_s: float) -> Any:
     """Process a replica's events up to a decision at `until_s`; DONE, or why the machine has to stop before."""
-    i, f, log, signals = state.cells[row], state.floats[row], state.log, state.signals
-    slopes, lines = times.decode_slopes, times.prefill_lines
     speed = times.speed_index[row]
-    layers, slowness = times.layers[speed], times.slowness[speed]
+    return advance_cells(
+        rules, times, speed, state.cells[row], state.floats[row], state.log, state.signals, row, until_s
+    )
+
+
+@helper
+def advance_cells(
+    rules: Any, times: Any, speed: int, i: Any, f: Any, log: Any, signals: Any, row: int, until_s: float
+) -> Any:
+    """The same for cells that may be a copy of the row's."""
+    slopes, lines, layers, slowness = (
+        times.decode_slopes,
+        times.prefill_lines,
+        times.layers[speed],
+        times.slowness[speed],
+    )
     if f[TARGET] != until_s:
         f[TARGET] = until_s
-        i[MARKER] = i[SEQUENCE]
+        i[MARKER] = _NOT_REACHED
     while True:
         stage = _next_stage_end(rules, i, f)
         end_s, order = f[stage + END_S], i[stage + END_ORDER]
-        if i[NUM_EVENTS] > 0:
-            first = rules.events + i[FIRST_EVENT]
-            if not (end_s == f[NOW] and order < i[first + 1]):
-                if f[NOW] > until_s or (f[NOW] == until_s and i[first + 1] >= i[MARKER]):
-                    return DONE
-                kind, its_stage = i[first] // MAX_STAGES, FIRST_STAGE + STAGE_CELLS * (i[first] % MAX_STAGES)
-                if kind == STAGE_SCHEDULE:
-                    if not _start_stage(rules, layers, slopes, lines, slowness, i, f, signals, its_stage):
-                        return TIME_UNKNOWN
-                elif kind == REPLICA_SCHEDULE:
-                    _schedule_batch(rules, i, f)
-                elif kind == STAGE_ARRIVAL:
-                    i[its_stage + NUM_WAITING] += 1
-                    _push(rules, i, i[first] + (STAGE_SCHEDULE - STAGE_ARRIVAL) * MAX_STAGES)
-                elif not _end_batch(rules, i, f, log, signals, row):
-                    return LOG_FULL
-                i[FIRST_EVENT] = (i[FIRST_EVENT] + 2) % rules.num_event_cells
-                i[NUM_EVENTS] -= 1
-                continue
-        if end_s > until_s or end_s == math.inf or (end_s == until_s and order >= i[MARKER]):
-            return DONE
-        f[NOW] = end_s
-        _end_stage(rules, i, f, stage)
+        first = rules.events + i[FIRST_EVENT]
+        is_immediate = i[NUM_EVENTS] > 0 and not (end_s == f[NOW] and order < i[first + 1])
+        if not is_immediate and rules.num_stages == 1 and end_s < until_s:
+            skip_steady(rules, layers, slopes, slowness, i, f, until_s)
+            end_s = f[stage + END_S]
+        time_s = f[NOW] if is_immediate else end_s
+        if time_s >= until_s:
+            # What is created from here on comes after the decision.
+            if i[MARKER] == _NOT_REACHED:
+                i[MARKER] = i[SEQUENCE]
+            if time_s > until_s or time_s == math.inf or (i[first + 1] if is_immediate else order) >= i[MARKER]:
+                return DONE
+        if not is_immediate:
+            f[NOW] = end_s
+            _end_stage(rules, i, f, stage)
+            continue
+        kind, its_stage = i[first] // MAX_STAGES, FIRST_STAGE + STAGE_CELLS * (i[first] % MAX_STAGES)
+        if kind == STAGE_SCHEDULE:
+            if not _start_stage(rules, layers, slopes, lines, slowness, i, f, signals, its_stage):
+                return TIME_UNKNOWN
+        elif kind == REPLICA_SCHEDULE:
+            _schedule_batch(rules, i, f)
+        elif kind == STAGE_ARRIVAL:
+            i[its_stage + NUM_WAITING] += 1
+            _push(rules, i, i[first] + (STAGE_SCHEDULE - STAGE_ARRIVAL) * MAX_STAGES)
+        elif not _end_batch(rules, i, f, log, signals, row):
+            return LOG_FULL
+        i[FIRST_EVENT] = (i[FIRST_EVENT] + 2) % rules.num_event_cells
+        i[NUM_EVENTS] -= 1
 
 
 @helper
-def submit_to_row(
-    rules: Any, state: Any, row: int, number: int, arrived_s: float, prompt_tokens: int, decode_tokens: int
+def submit_to_cells(
+    rules: Any, i: Any, f: Any, number: int, arrived_s: float, prompt_tokens: int, decode_tokens: int
 ) -> int:
-    """Put a request into a replica's queue; the row must have advanced to its arrival. NO_SLOT if it is full."""
-    i, f = state.cells[row], state.floats[row]
+    """Put a request into a replica's queue; the cells must have advanced to its arrival. NO_SLOT if they are full."""
     q = i[FREE]
     if q < 0:
         return NO_SLOT

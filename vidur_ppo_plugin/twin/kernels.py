@@ -3,7 +3,7 @@
 from typing import Any
 
 from .compiling import entry
-from .events import advance_row, submit_to_row
+from .events import advance_row, submit_to_cells
 from .layout import DONE, FINISHED, FINISHED_DECODE_TOKENS, OUTSTANDING
 from .looking import look
 
@@ -33,7 +33,8 @@ def submit(
     outcome = advance_row(rules, times, state, row, arrived_s)
     if outcome != DONE:
         return outcome
-    return submit_to_row(rules, state, row, number, arrived_s, prompt_tokens, decode_tokens)
+    i, f = state.cells[row], state.floats[row]
+    return submit_to_cells(rules, i, f, number, arrived_s, prompt_tokens, decode_tokens)
 
 
 @entry
@@ -50,12 +51,12 @@ def submit_all(
 ) -> Any:
     """`submit` for each of many requests, from `position[0]` on, which counts those that were handed over."""
     while position[0] < len(rows):
-        i = position[0]
-        outcome = advance_row(rules, times, state, rows[i], arrived_s[i])
+        k = position[0]
+        row = rows[k]
+        outcome = advance_row(rules, times, state, row, arrived_s[k])
         if outcome == DONE:
-            outcome = submit_to_row(
-                rules, state, rows[i], first_number + i, arrived_s[i], prompt_tokens[i], decode_tokens[i]
-            )
+            i, f = state.cells[row], state.floats[row]
+            outcome = submit_to_cells(rules, i, f, first_number + k, arrived_s[k], prompt_tokens[k], decode_tokens[k])
         if outcome != DONE:
             return outcome
         position[0] += 1

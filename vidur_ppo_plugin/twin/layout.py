@@ -139,12 +139,19 @@ def new_state(rules: Rules, num_rows: int, *, num_requests: int, log_size: int) 
     """Empty replicas with room for so many requests each."""
     cells = np.zeros((num_rows, rules.requests + REQUEST_CELLS * num_requests), np.int64)
     state = _with_cells(cells, np.zeros((log_size, NUM_LOG_COLUMNS)), np.zeros(4, np.int64))
-    cells[:, [QUEUE, QUEUE_TAIL, PARTIAL, PARTIAL_TAIL, FREE]] = -1
+    clear(rules, state)
+    return state
+
+
+def clear(rules: Rules, state: State) -> None:
+    """Forget all requests, past and present."""
+    state.cells[:] = 0
+    state.signals[:] = 0
+    state.cells[:, [QUEUE, QUEUE_TAIL, PARTIAL, PARTIAL_TAIL, FREE]] = -1
     state.floats[:, [TARGET, SUBMITTED]] = -np.inf
     for stage in range(rules.num_stages):
         state.floats[:, FIRST_STAGE + STAGE_CELLS * stage + END_S] = np.inf
-    _link_free(cells, rules.requests)
-    return state
+    _link_free(state.cells, rules.requests)
 
 
 def grown(rules: Rules, state: State) -> State:
@@ -154,6 +161,12 @@ def grown(rules: Rules, state: State) -> State:
     cells[:, :width] = state.cells
     _link_free(cells, width)
     return _with_cells(cells, state.log, state.signals)
+
+
+def scratch_for(rules: Rules, state: State) -> State:
+    """A row to copy one of the state's into and roll forward; its log has room for all that may complete."""
+    num_requests = (state.cells.shape[1] - rules.requests) // REQUEST_CELLS
+    return new_state(rules, 1, num_requests=num_requests, log_size=num_requests + max_running(rules))
 
 
 def _link_free(cells: IntArray, first: int) -> None:

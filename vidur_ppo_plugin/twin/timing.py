@@ -23,7 +23,7 @@ from .layout import (
 # `layers[tokens]`: sums and single operations of a layer, in milliseconds, at the row's speed.
 PROJECTIONS, ALL_REDUCE, ATTENTION_NORM, MLP, ADD, SEND = range(6)
 NUM_LAYER_FIELDS = 6
-_MS = 1e-3
+MS = 1e-3
 
 
 @helper
@@ -54,13 +54,18 @@ def time_batch(
     if num_decodes >= len(slopes) or np.isnan(slopes[num_decodes]):
         return _miss(signals, 1, 1, num_decodes)
     decode_ms = rules.decode_launch_ms + context_tokens * slopes[num_decodes] if num_decodes > 0 else 0.0
-    # At speed 1 the products are what they were.
-    attention_ms = layers[num_tokens, PROJECTIONS] + decode_ms * slowness + prefill_ms * slowness
-    attention_ms = attention_ms + layers[num_tokens, ALL_REDUCE] + layers[num_tokens, ATTENTION_NORM]
-    stage_ms = (attention_ms + layers[num_tokens, MLP] + layers[num_tokens, ADD]) * rules.layers_per_stage
-    f[batch + MIDDLE_S] = (stage_ms + layers[num_tokens, SEND]) * _MS
-    f[batch + LAST_S] = stage_ms * _MS
+    stage_ms = layers_ms(rules, layers, num_tokens, decode_ms * slowness, prefill_ms * slowness)
+    f[batch + MIDDLE_S] = (stage_ms + layers[num_tokens, SEND]) * MS
+    f[batch + LAST_S] = stage_ms * MS
     return True
+
+
+@helper
+def layers_ms(rules: Any, layers: Any, num_tokens: int, decode_ms: float, prefill_ms: float) -> Any:
+    """Time of a stage's layers, given their attention at the row's speed."""
+    attention_ms = layers[num_tokens, PROJECTIONS] + decode_ms + prefill_ms
+    attention_ms = attention_ms + layers[num_tokens, ALL_REDUCE] + layers[num_tokens, ATTENTION_NORM]
+    return (attention_ms + layers[num_tokens, MLP] + layers[num_tokens, ADD]) * rules.layers_per_stage
 
 
 @helper

@@ -8,7 +8,7 @@ import numpy as np
 
 from vidur_ppo_plugin.workload.requests import Requests
 
-from . import kernels, layout
+from . import forks, kernels, layout
 from .config import TwinConfig
 from .layout import FloatArray, IntArray, State
 
@@ -62,6 +62,7 @@ class Twin:
         self._log: list[FloatArray] = []
         self._speed_factors = np.array(config.speed_factors)
         self._finished = np.zeros(2, np.int64)
+        self._scratch = layout.scratch_for(self.rules, self.state)
 
     @property
     def num_replicas(self) -> int:
@@ -77,8 +78,7 @@ class Twin:
         """Hand a request to a replica at its arrival; its index, which counts submissions."""
         if not 0 <= replica < self.num_replicas:
             raise ValueError(f"replica must be in 0 ... {self.num_replicas - 1}, got {replica}")
-        if arrived_at_s < self.now_s:
-            raise ValueError(f"arrived_at_s must be >= {self.now_s}, where the twin is, got {arrived_at_s}")
+        self._check_now(arrived_at_s)
         _check_lengths(prompt_tokens, decode_tokens)
         index = self.num_submitted
         self._call(kernels.submit, replica, index, float(arrived_at_s), int(prompt_tokens), int(decode_tokens))
@@ -108,8 +108,7 @@ class Twin:
 
     def advance(self, until_s: float) -> None:
         """Process everything that comes before a decision at `until_s`."""
-        if until_s < self.now_s:
-            raise ValueError(f"until_s must be >= {self.now_s}, where the twin is, got {until_s}")
+        self._check_now(until_s)
         self._call(kernels.advance, float(until_s))
         self.now_s = until_s
 
@@ -125,12 +124,44 @@ class Twin:
             )
 
     def observe(self, now_s: float, values: FloatArray, waiting: FloatArray) -> tuple[int, int]:
-        """`advance`, and write the arrays of a `ClusterSnapshot`; requests completed so far, and their output tokens."""
-        if now_s < self.now_s:
-            raise ValueError(f"now_s must be >= {self.now_s}, where the twin is, got {now_s}")
+        """`advance`, and write the arrays of a snapshot; requests completed so far, and their output tokens."""
+        self._check_now(now_s)
         self._call(kernels.observe, float(now_s), self._speed_factors, values, waiting, self._finished)
         self.now_s = now_s
         return int(self._finished[0]), int(self._finished[1])
+
+    def marginal_delay(
+        self,
+        arrived_at_s: float,
+        prompt_tokens: int,
+        decode_tokens: int,
+        *,
+        latency_power: float = 1.0,
+        backlog_weight: float = 0.0,
+        horizon_s: float = np.inf,
+    ) -> FloatArray:
+        """What a request that arrives now would add, on each replica, to the sum of all latencies ** latency_power.
+
+        As if nobody else arrived. Privileged: it knows the true output lengths, so it is for training credit and for
+        bounds on what a router can reach. Exact with an infinite horizon: summed over the placements of a drained run
+        it equals the sum of latency ** latency_power. With a finite one, requests count as completed at the horizon.
+
+        `backlog_weight` times the growth of (seconds of prefill) ** 2 stands for the harm to those who come later.
+        """
+        _check_lengths(prompt_tokens, decode_tokens)
+        self.advance(arrived_at_s)
+        while self.state.cells[:, layout.FREE].min() < 0:
+            self.state = layout.grown(self.rules, self.state)
+        if self._scratch.cells.shape[1] != self.state.cells.shape[1]:
+            self._scratch = layout.scratch_for(self.rules, self.state)
+        lengths, until_s = (int(prompt_tokens), int(decode_tokens)), float(arrived_at_s + horizon_s)
+        result = np.empty(self.num_replicas)
+        self._call(forks.increase, self._scratch, float(arrived_at_s), *lengths, float(latency_power), until_s, result)
+        if backlog_weight:
+            token_s = self.config.prefill_s_per_token / self._speed_factors
+            added_s, backlog_s = prompt_tokens * token_s, self.state.cells[:, layout.PREFILL_TOKENS] * token_s
+            result += backlog_weight * added_s * (2.0 * backlog_s + added_s)
+        return result
 
     def completions(self) -> Completions:
         """What was completed since the last call; the twin forgets it."""
@@ -160,11 +191,22 @@ class Twin:
         self.now_s, self.num_submitted = checkpoint.now_s, checkpoint.num_submitted
         self._log = list(checkpoint.log)
 
+    def reset(self, now_s: float = 0.0, *, num_submitted: int | None = None) -> None:
+        """Start anew; or, with `num_submitted`, from a state that somebody else has filled in."""
+        if num_submitted is None:
+            layout.clear(self.rules, self.state)
+        self.state.signals[:] = 0
+        self.now_s, self.num_submitted, self._log = now_s, num_submitted or 0, []
+
     def copy(self) -> "Twin":
         """A twin of its own at the same moment."""
         twin = Twin(self.config)
         twin.restore(self.checkpoint())
         return twin
+
+    def _check_now(self, moment_s: float) -> None:
+        if not moment_s >= self.now_s:
+            raise ValueError(f"the time must be >= {self.now_s} s, where the twin is, got {moment_s}")
 
     def _call(self, kernel: Callable[..., Any], *arguments: Any) -> None:
         """Run a kernel until it is done, adding whatever it runs out of."""
