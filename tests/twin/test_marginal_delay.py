@@ -80,8 +80,8 @@ def test_the_backlog_term() -> None:
     twin = Twin(config_of())
     submit(twin, workload(40), 0, 40)
     now_s, token_s = twin.now_s, twin.config.prefill_s_per_token / np.array([1.0, 0.5])
+    plain = twin.marginal_delay(now_s, 200, 50)  # brings both replicas to now
     backlog_s = twin.state.cells[:, PREFILL_TOKENS] * token_s
-    plain = twin.marginal_delay(now_s, 200, 50)
 
     weighted = twin.marginal_delay(now_s, 200, 50, backlog_weight=3.0)
 
