@@ -103,6 +103,8 @@ def _run_in_twin(scenario: Scenario, scheduler: SchedulerSpec, seed: int) -> Cel
     from vidur_ppo_plugin.sim.twin_filler import twin_config
     from vidur_ppo_plugin.twin.play import play
 
+    from .oracle import play_oracle
+
     requests = scenario.requests(seed)
     kind = SchedulerSpec("", "round_robin") if scheduler.kind == ORACLE else scheduler
     with _simulation({**scenario.vidur_flags(seed), **kind.vidur_flags(seed)}) as arguments:
@@ -111,9 +113,14 @@ def _run_in_twin(scenario: Scenario, scheduler: SchedulerSpec, seed: int) -> Cel
             cluster = twin_config(config)
         except ValueError as error:
             raise EngineError(f"scenario {scenario.name!r}: {error}; use --engine vidur") from error
-        router, num_waiting_slots = build(scheduler, config, seed=seed)
-    decision = _Decision(router, _visibility(scenario, requests))
-    done = play(cluster, requests, decision, num_waiting_slots=num_waiting_slots)
+        visibility = _visibility(scenario, requests)
+        if scheduler.kind == ORACLE:
+            done, deciding_s = play_oracle(cluster, requests, visibility, seed=seed, **scheduler.options)
+        else:
+            router, num_waiting_slots = build(scheduler, config, seed=seed)
+            decision = _Decision(router, visibility)
+            done = play(cluster, requests, decision, num_waiting_slots=num_waiting_slots)
+            deciding_s = decision.total_s
     table = pd.DataFrame(
         {
             "arrived_at_s": requests.arrived_at_s,
@@ -126,7 +133,7 @@ def _run_in_twin(scenario: Scenario, scheduler: SchedulerSpec, seed: int) -> Cel
             "num_restarts": done.num_restarts,
         }
     )
-    return CellRun(mark_warm_up(table, scenario), 1e6 * decision.total_s / len(requests))
+    return CellRun(mark_warm_up(table, scenario), 1e6 * deciding_s / len(requests))
 
 
 def _visibility(scenario: Scenario, requests: Requests) -> Visibility:
