@@ -134,6 +134,11 @@ class FeatureTable:
         return len(self.request_features)
 
     @property
+    def kernel_constants(self) -> tuple[NDArray[np.intp], FloatArray, FloatArray, float]:
+        """What `feature_kernel.observe` goes by: rows with a trend, inverse scales of levels and of slots, weight."""
+        return _TREND_ROWS, self._inverse_scales, self._inverse_slot_scales, self._ema_weight
+
+    @property
     def hash(self) -> str:
         """Digest of names, formulas, scales and windows: equal hashes, equal meaning of every number."""
         text = repr((self.replica_features, self.request_features, self.scales, self.trend_window))

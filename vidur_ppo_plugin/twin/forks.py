@@ -39,24 +39,57 @@ def increase(
 ) -> Any:
     """For each replica the sum of latency ** power of its requests with the new one, minus that without it."""
     for row in range(len(state.cells)):
-        outcome = advance_row(rules, times, state, row, now_s)
+        outcome = increase_of_row(
+            rules,
+            times,
+            state,
+            scratch,
+            row,
+            now_s,
+            prompt_tokens,
+            decode_tokens,
+            power,
+            until_s,
+            result[row : row + 1],
+        )
         if outcome != DONE:
             return outcome
-        result[row] = 0.0
-        for is_placed in range(2):
-            i, f = scratch.cells[0], scratch.floats[0]
-            i[:] = state.cells[row]
-            scratch.signals[LOG_SIZE] = 0
-            if is_placed:
-                outcome = submit_to_cells(rules, i, f, _LAST, now_s, prompt_tokens, decode_tokens)
-            if outcome == DONE:
-                speed = times.speed_index[row]
-                outcome = advance_cells(rules, times, speed, i, f, scratch.log, scratch.signals, row, until_s)
-            if outcome != DONE:
-                state.signals[LOG_SIZE + 1 :] = scratch.signals[LOG_SIZE + 1 :]
-                return outcome
-            total = _total(rules, i, f, scratch.log, scratch.signals[LOG_SIZE], until_s, power)
-            result[row] += total if is_placed else -total
+    return DONE
+
+
+@helper
+def increase_of_row(
+    rules: Any,
+    times: Any,
+    state: Any,
+    scratch: Any,
+    row: int,
+    now_s: float,
+    prompt_tokens: int,
+    decode_tokens: int,
+    power: float,
+    until_s: float,
+    result: Any,
+) -> Any:
+    """The same for one replica, into `result[0]`."""
+    outcome = advance_row(rules, times, state, row, now_s)
+    if outcome != DONE:
+        return outcome
+    result[0] = 0.0
+    for is_placed in range(2):
+        i, f = scratch.cells[0], scratch.floats[0]
+        i[:] = state.cells[row]
+        scratch.signals[LOG_SIZE] = 0
+        if is_placed:
+            outcome = submit_to_cells(rules, i, f, _LAST, now_s, prompt_tokens, decode_tokens)
+        if outcome == DONE:
+            speed = times.speed_index[row]
+            outcome = advance_cells(rules, times, speed, i, f, scratch.log, scratch.signals, row, until_s)
+        if outcome != DONE:
+            state.signals[LOG_SIZE + 1 :] = scratch.signals[LOG_SIZE + 1 :]
+            return outcome
+        total = _total(rules, i, f, scratch.log, scratch.signals[LOG_SIZE], until_s, power)
+        result[0] += total if is_placed else -total
     return DONE
 
 

@@ -1,8 +1,6 @@
 """`Twin`: a cluster as Vidur simulates it, some hundred times as fast, that can be copied and rolled forward."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -11,10 +9,7 @@ from vidur_ppo_plugin.workload.requests import Requests
 from . import forks, kernels, layout
 from .config import TwinConfig
 from .layout import FloatArray, IntArray, State
-
-# Requests that each replica has room for to begin with, and completions that are kept until somebody asks for them.
-_INITIAL_REQUESTS = 64
-_LOG_SIZE = 4096
+from .machine import Machine
 
 
 @dataclass(frozen=True)
@@ -32,6 +27,19 @@ class Completions:
     def __len__(self) -> int:
         return len(self.index)
 
+    @classmethod
+    def of(cls, log: FloatArray) -> "Completions":
+        """From entries of a twin's log."""
+        return cls(
+            index=log[:, layout.LOG_ID].astype(np.int64),
+            replica=log[:, layout.LOG_ROW].astype(np.int64),
+            arrived_at_s=log[:, layout.LOG_ARRIVED].copy(),
+            scheduled_at_s=log[:, layout.LOG_SCHEDULED].copy(),
+            first_token_at_s=log[:, layout.LOG_FIRST_TOKEN].copy(),
+            completed_at_s=log[:, layout.LOG_COMPLETED].copy(),
+            num_restarts=log[:, layout.LOG_RESTARTS].astype(np.int64),
+        )
+
 
 @dataclass(frozen=True)
 class Checkpoint:
@@ -43,31 +51,15 @@ class Checkpoint:
     log: list[FloatArray]
 
 
-class Twin:
+class Twin(Machine):
     """A cluster whose replicas are told of requests, one by one, in the order of their arrivals."""
 
     def __init__(self, config: TwinConfig) -> None:
-        self.config = config
-        self.rules = config.rules
-        self.times = config.times
-        self.state = layout.new_state(
-            self.rules,
-            config.num_replicas,
-            num_requests=_INITIAL_REQUESTS,
-            log_size=max(_LOG_SIZE, 2 * layout.max_running(self.rules)),
-        )
+        super().__init__(config)
         #: No event before this moment can be added any more.
         self.now_s = 0.0
         self.num_submitted = 0
-        self._log: list[FloatArray] = []
-        self._speed_factors = np.array(config.speed_factors)
         self._finished = np.zeros(2, np.int64)
-        self._scratch = layout.scratch_for(self.rules, self.state)
-
-    @property
-    def num_replicas(self) -> int:
-        """Number of replicas."""
-        return self.config.num_replicas
 
     @property
     def num_in_flight(self) -> int:
@@ -150,33 +142,18 @@ class Twin:
         """
         _check_lengths(prompt_tokens, decode_tokens)
         self.advance(arrived_at_s)
-        while self.state.cells[:, layout.FREE].min() < 0:
-            self.state = layout.grown(self.rules, self.state)
-        if self._scratch.cells.shape[1] != self.state.cells.shape[1]:
-            self._scratch = layout.scratch_for(self.rules, self.state)
+        self._prepare_forks()
         lengths, until_s = (int(prompt_tokens), int(decode_tokens)), float(arrived_at_s + horizon_s)
         result = np.empty(self.num_replicas)
         self._call(forks.increase, self._scratch, float(arrived_at_s), *lengths, float(latency_power), until_s, result)
         if backlog_weight:
-            token_s = self.config.prefill_s_per_token / self._speed_factors
-            added_s, backlog_s = prompt_tokens * token_s, self.state.cells[:, layout.PREFILL_TOKENS] * token_s
-            result += backlog_weight * added_s * (2.0 * backlog_s + added_s)
+            prefill_tokens = self.state.cells[:, layout.PREFILL_TOKENS]
+            result += backlog_weight * self._backlog_growth(prefill_tokens, prompt_tokens)
         return result
 
     def completions(self) -> Completions:
         """What was completed since the last call; the twin forgets it."""
-        self._empty_log()
-        rows = np.concatenate(self._log) if self._log else np.zeros((0, layout.NUM_LOG_COLUMNS))
-        self._log = []
-        return Completions(
-            index=rows[:, layout.LOG_ID].astype(np.int64),
-            replica=rows[:, layout.LOG_ROW].astype(np.int64),
-            arrived_at_s=rows[:, layout.LOG_ARRIVED].copy(),
-            scheduled_at_s=rows[:, layout.LOG_SCHEDULED].copy(),
-            first_token_at_s=rows[:, layout.LOG_FIRST_TOKEN].copy(),
-            completed_at_s=rows[:, layout.LOG_COMPLETED].copy(),
-            num_restarts=rows[:, layout.LOG_RESTARTS].astype(np.int64),
-        )
+        return Completions.of(self._take_log())
 
     def checkpoint(self) -> Checkpoint:
         """The present moment, to `restore` later."""
@@ -207,25 +184,6 @@ class Twin:
     def _check_now(self, moment_s: float) -> None:
         if not moment_s >= self.now_s:
             raise ValueError(f"the time must be >= {self.now_s} s, where the twin is, got {moment_s}")
-
-    def _call(self, kernel: Callable[..., Any], *arguments: Any) -> None:
-        """Run a kernel until it is done, adding whatever it runs out of."""
-        while True:
-            outcome = kernel(self.rules, self.times.arrays, self.state, *arguments)
-            if outcome == layout.DONE:
-                return
-            if outcome == layout.TIME_UNKNOWN:
-                self.times.add(*self.state.signals[layout.MISSING_TOKENS :].tolist())
-            elif outcome == layout.LOG_FULL:
-                self._empty_log()
-            else:
-                self.state = layout.grown(self.rules, self.state)
-
-    def _empty_log(self) -> None:
-        size = int(self.state.signals[layout.LOG_SIZE])
-        if size:
-            self._log.append(self.state.log[:size].copy())
-            self.state.signals[layout.LOG_SIZE] = 0
 
 
 def run(config: TwinConfig, requests: Requests, replicas: IntArray) -> Completions:
