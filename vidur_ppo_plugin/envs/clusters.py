@@ -46,15 +46,20 @@ class Backend(Protocol):
 
 
 class VidurBackend:
-    """Runs in Vidur."""
+    """Runs in Vidur; marginal delay comes from a twin that is put into Vidur's state."""
 
-    def __init__(self, scenario: Scenario, flags: PPOModularFlags) -> None:
+    def __init__(self, scenario: Scenario, config: Any, flags: PPOModularFlags) -> None:
+        """`config`: Vidur's; ValueError if marginal delay is wanted where the twin does not cover the cluster."""
+        if flags.reward_mode == "marginal_delay":
+            twin_config(config)
         self._scenario = scenario
         self._flags = flags
 
     def start(self, seed: int, requests: Requests) -> SteppedVidur:
         """A run of the requests of a seed: Vidur draws the same ones itself."""
-        return SteppedVidur(self._scenario.vidur_flags(seed, len(requests)), self._flags)
+        has_exact_credit = self._flags.reward_mode == "marginal_delay"
+        vidur_flags = self._scenario.vidur_flags(seed, len(requests))
+        return SteppedVidur(vidur_flags, self._flags, has_exact_credit=has_exact_credit)
 
 
 class TwinBackend:

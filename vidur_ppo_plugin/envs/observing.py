@@ -15,6 +15,9 @@ from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
 Parts: TypeAlias = dict[str, Float32Array]
 Observation: TypeAlias = Parts | Float32Array
 
+# Features are logarithms of scaled figures, differences of those, or fractions: none comes near this.
+_MOST_LOG = 100.0
+
 
 class Observer:
     """Turns what a router sees into observations, and knows their space."""
@@ -25,20 +28,20 @@ class Observer:
         self._prior = Prior(flags.prior, weight=flags.prior_weight, delay_model=delay_model)
         self._num_replicas = num_replicas
         self._flatten = flatten
-        shapes = {
-            "replicas": (num_replicas, self.features.num_replica_features),
-            "request": (self.features.num_request_features,),
-            "prior": (num_replicas,),
+        table, most = self.features, float(np.finfo(np.float32).max)
+        boxes = {
+            "replicas": spaces.Box(-_MOST_LOG, _MOST_LOG, (num_replicas, table.num_replica_features), np.float32),
+            "request": spaces.Box(-_MOST_LOG, _MOST_LOG, (table.num_request_features,), np.float32),
+            "prior": spaces.Box(-most, 0.0, (num_replicas,), np.float32),
+            "available": spaces.Box(0.0, 1.0, (num_replicas,), np.float32),
         }
-        boxes: dict[str, spaces.Space[Float32Array]] = {
-            name: spaces.Box(-np.inf, np.inf, shape, np.float32) for name, shape in shapes.items()
-        }
-        boxes["available"] = spaces.Box(0.0, 1.0, (num_replicas,), np.float32)
-        self._parts = spaces.Dict(boxes)
+        self._parts = spaces.Dict(boxes)  # type: ignore[arg-type]  # a dict is invariant in what it holds
         self.space: spaces.Space[Any] = self._parts
         if flatten:
-            size = sum(int(np.prod(box.shape or ())) for box in boxes.values())
-            self.space = spaces.Box(-np.inf, np.inf, (size,), np.float32)
+            low, high = (
+                np.concatenate([getattr(box, side).ravel() for box in boxes.values()]) for side in ("low", "high")
+            )
+            self.space = spaces.Box(low, high, dtype=np.float32)
 
     def reset(self) -> None:
         """A new episode begins: trends start anew."""

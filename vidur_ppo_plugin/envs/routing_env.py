@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from vidur_ppo_plugin.learn.alarms import SafetyLimit
 from vidur_ppo_plugin.routing.heuristics import available_cost
+from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, FloatArray
 from vidur_ppo_plugin.routing.visibility import Visibility
 from vidur_ppo_plugin.scenario import Scenario
 from vidur_ppo_plugin.sim.ppo_rewards import DecisionRewards
@@ -101,7 +102,7 @@ class RoutingEnv(gymnasium.Env[Observation, np.int64]):
         self._num_steps = 0
         self._is_running = True
         self._index = self._cluster.next_request()
-        observation = self._observe()
+        observation = self._observe(self._cluster.snapshot())
         return observation, self._info([])
 
     def step(self, action: np.int64 | int) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
@@ -110,19 +111,24 @@ class RoutingEnv(gymnasium.Env[Observation, np.int64]):
             raise RuntimeError("the episode is over, or none has begun: call reset() first")
         if not self.action_space.contains(action):
             raise ValueError(f"action must be a replica in 0 ... {self.scenario.num_replicas - 1}, got {action!r}")
-        replica, reward = self._place(int(action))
+        replica, action_rewards = self._place(int(action))
         self._index = self._cluster.next_request()
         completions = self._cluster.take_completions()
+        snapshot = self._cluster.snapshot()
         is_over_limit = self._complete(completions)
-        if self._rewards.mode != "marginal_delay":
-            reward = self._rewards.since_last_decision(self._cluster.now_s, self._cluster.snapshot())
+        if action_rewards is None:
+            reward = self._rewards.since_last_decision(self._cluster.now_s, snapshot)
+        else:
+            reward = float(action_rewards[replica])
         if is_over_limit:
             reward -= self._penalty
         terminated = is_over_limit or self._index is None
         truncated = not terminated and self._num_steps == self._max_steps
         self._is_running = not (terminated or truncated)
-        observation = self._observer.nothing() if terminated else self._observe()
+        observation = self._observer.nothing() if terminated else self._observe(snapshot)
         info = {**self._info(completions, is_last=terminated), "replica": replica}
+        if action_rewards is not None:
+            info["action_rewards"] = action_rewards
         if not self._is_running:
             info["summary"] = {**self._log.summary(self._is_long), "is_over_limit": is_over_limit}
         return observation, reward, terminated, truncated, info
@@ -132,20 +138,20 @@ class RoutingEnv(gymnasium.Env[Observation, np.int64]):
         available = self._seen.available
         return np.ones(self.scenario.num_replicas, np.bool_) if available is None else available.copy()
 
-    def _place(self, action: int) -> tuple[int, float]:
-        """Where the request went, and what that is worth if it is known at once."""
+    def _place(self, action: int) -> tuple[int, FloatArray | None]:
+        """Where the request went, and what each replica would have been worth if that is known at once."""
         replica = action
         if not self.action_masks()[action]:
             # A drained replica turns the request away, and the others share it as `least_tokens` would.
             replica = int(np.argmin(available_cost(self._seen.token_load, self._seen)))
-        reward = 0.0
+        action_rewards = None
         if self._rewards.mode == "marginal_delay":
-            reward = float(self._cluster.placement_rewards()[replica])
+            action_rewards = self._cluster.placement_rewards()
         self._cluster.place(replica)
         self._visibility.on_dispatch(replica, self._request.prompt_tokens)
         self._log.on_placement(replica)
         self._num_steps += 1
-        return replica, reward
+        return replica, action_rewards
 
     def _complete(self, completions: list[Completion]) -> bool:
         """Requests were completed; whether one of them took too long."""
@@ -154,11 +160,11 @@ class RoutingEnv(gymnasium.Env[Observation, np.int64]):
             self._rewards.leaves(done.request, done.arrived_at_s, done.completed_at_s)
         return any([self._limit.on_completion(done.completed_at_s - done.arrived_at_s) for done in completions])
 
-    def _observe(self) -> Observation:
+    def _observe(self, snapshot: ClusterSnapshot) -> Observation:
         """See the request that has to be placed, which thereby enters the system."""
         assert self._index is not None
         self._request = self._cluster.request_info()
-        self._seen = self._visibility.view(self._cluster.snapshot())
+        self._seen = self._visibility.view(snapshot)
         self._rewards.enters(self._index, self._request.arrived_at_s)
         return self._observer.observe(self._seen, self._request)
 
@@ -178,12 +184,13 @@ class RoutingEnv(gymnasium.Env[Observation, np.int64]):
         return info
 
     def _build_backend(self, name: str, config: Any) -> Backend:
-        if name == "vidur":
-            return VidurBackend(self.scenario, self._flags)
         try:
+            if name == "vidur":
+                return VidurBackend(self.scenario, config, self._flags)
             return TwinBackend(config, self._flags)
         except ValueError as error:
-            raise ValueError(f"scenario {self.scenario.name!r}: {error}; use backend='vidur'") from error
+            way_out = "use backend='vidur' with reward_mode='queue_delay' or 'hybrid'"
+            raise ValueError(f"scenario {self.scenario.name!r}: {error}; {way_out}") from error
 
     def _seeds(self) -> Sequence[int]:
         """What is drawn from: a trace has a window for each of a few seeds."""

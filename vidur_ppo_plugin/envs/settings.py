@@ -100,7 +100,7 @@ def changed(
             f"scenario {scenario.name!r} replays a trace: pass `load_scenario({scenario.name!r}).at(trace=..., "
             f"capacity=...)` in place of its name"
         )
-    if scenario.trace is None and scenario.capacity is None:
+    if scenario.capacity is None:
         raise ScenarioError(
             f"scenario {scenario.name!r} has no capacity, which its load is relative to: {_CAPACITY_HINT}"
         )

@@ -7,6 +7,7 @@ are handled one by one until a request has to be placed, and the scheduler hands
 import heapq
 import io
 import logging
+import random
 import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,7 @@ from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from vidur.events.global_schedule_event import GlobalScheduleEvent
 from vidur.simulator import Simulator
 
@@ -27,6 +29,7 @@ from .ppo_rewards import ActionRewards, RewardTracker
 from .replica_source import VidurReplicaSource
 from .roofline_predictor import build_roofline
 from .schedulers import prefill_chunk_size
+from .twin_filler import TwinFiller
 
 # Who places requests here is not one of Vidur's schedulers; and nothing that Vidur could write is wanted.
 _FIXED_FLAGS: dict[str, Any] = {
@@ -57,21 +60,30 @@ def simulation_config(flags: Mapping[str, Any]) -> Any:
 class SteppedVidur:
     """A simulation: `next_request`, look at it, `place` it, and again."""
 
-    def __init__(self, vidur_flags: Mapping[str, Any], flags: PPOModularFlags) -> None:
-        """`vidur_flags`: cluster and workload; of `flags` what is seen of a replica and what a placement is worth."""
-        with _configured(vidur_flags) as config, _quiet():
+    def __init__(
+        self, vidur_flags: Mapping[str, Any], flags: PPOModularFlags, *, has_exact_credit: bool = False
+    ) -> None:
+        """`vidur_flags`: cluster and workload; of `flags` what is seen of a replica and what a placement is worth.
+
+        `has_exact_credit`: marginal delay by forward simulation in a twin, not by the linear model of `ppo_modular`;
+        ValueError if the twin does not cover the cluster.
+        """
+        with _configured(vidur_flags) as config, _quiet(), _random_numbers_untouched():
             self._simulator = Simulator(config)
         scheduler = self._simulator.scheduler
         scheduler.schedule = self._hand_over
         self._replica_ids = list(scheduler._replica_schedulers)
+        replica_schedulers = list(scheduler._replica_schedulers.values())
         speeds = speed_factors(config.execution_time_predictor_config, self.num_replicas)
         self._source = VidurReplicaSource(
-            list(scheduler._replica_schedulers.values()),
+            replica_schedulers,
             speed_factors=speeds,
             num_waiting_slots=flags.max_queue_requests_per_replica,
             on_completion=self._on_completion,
             is_compiled=True,
         )
+        self._flags = flags
+        self._filler = TwinFiller(config, replica_schedulers) if has_exact_credit else None
         roofline = build_roofline(config.cluster_config.replica_config, config.execution_time_predictor_config)
         cost = drain_cost(roofline, prefill_chunk_size(config))
         self._credit = RewardTracker(flags, self._source, cost=cost, speed_factors=speeds)
@@ -120,7 +132,21 @@ class SteppedVidur:
 
     def placement_rewards(self) -> ActionRewards:
         """marginal_delay: the reward of placing the request on each replica."""
-        return self._credit.of_every_action(self._queue[0], self.now_s, None)
+        request = self._queue[0]
+        if self._filler is None:
+            return self._credit.of_every_action(request, self.now_s, None)
+        twin = self._filler.fill(self.now_s)
+        # Placed at this very moment: Vidur hands them over once all of the moment are placed.
+        for replica_id, placed in self._placements:
+            replica = self._replica_ids.index(replica_id)
+            twin.submit(replica, self.now_s, placed.num_prefill_tokens, placed.num_decode_tokens)
+        return -twin.marginal_delay(
+            self.now_s,
+            request.num_prefill_tokens,
+            request.num_decode_tokens,
+            latency_power=self._flags.latency_power,
+            backlog_weight=self._flags.backlog_weight,
+        )
 
     def place(self, replica: int) -> None:
         """Send the request to a replica."""
@@ -192,3 +218,14 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         vidur.setLevel(level)
+
+
+@contextmanager
+def _random_numbers_untouched() -> Iterator[None]:
+    """Vidur seeds the generators that everybody shares; whoever learns here may be using them."""
+    states = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
