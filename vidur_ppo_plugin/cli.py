@@ -177,6 +177,48 @@ class Capacity:
 
 
 @dataclass
+class Train:
+    """Train a policy on many simulated clusters at once: vidur-ppo train CONFIG.yaml --out DIR.
+
+    Ctrl-C saves; --resume goes on. docs/training.md explains the file and the outputs.
+    """
+
+    # What to train on, and how.
+    config: str = field(positional=True, metavar="CONFIG.yaml")
+    # Directory of metrics and checkpoints.
+    out: str = "training"
+    # Worker processes; 0 for one a core.
+    workers: int = 0
+    # Processes of this machine, or actors of a Ray cluster.
+    engine: str = field(default="local", choices=["local", "ray"])
+    # Address of a Ray cluster; a local one is started if empty.
+    address: str = ""
+    # Go on where the run in --out stopped.
+    resume: bool = field(default=False, action="store_true")
+    # Instead of those in the file.
+    decisions: Optional[int] = None  # noqa: UP045
+    seed: Optional[int] = None  # noqa: UP045
+
+    def execute(self, overrides: list[str]) -> int:
+        """Check, train, report."""
+        from vidur_ppo_plugin.train.command import train_command  # imports torch
+
+        given = {"decisions": self.decisions, "seed": self.seed}
+        try:
+            return train_command(
+                Path(self.config),
+                out=Path(self.out),
+                workers=self.workers,
+                engine=self.engine,
+                address=self.address,
+                resume=self.resume,
+                overrides={name: value for name, value in given.items() if value is not None},
+            )
+        except ValueError as error:
+            return fail(str(error))
+
+
+@dataclass
 class Commands:
     """A PPO-trained global scheduler, honest baselines and an offline predictor for Vidur."""
 
@@ -185,6 +227,7 @@ class Commands:
             "run": Run,
             "compare": Compare,
             "capacity": Capacity,
+            "train": Train,
             "doctor": Doctor,
             "dashboard": Dashboard,
             "export": Export,

@@ -36,12 +36,12 @@ def validate(config: Any) -> None:
         if value is None:
             continue  # an optional flag that is not set
         for single in value if isinstance(value, list) else [value]:
-            problem = _range_problem(single, item.metadata)
+            problem = range_problem(single, item.metadata)
             if problem:
                 raise ValueError(f"{flag_name(type(config), item.name)} must be {problem}, got {single!r}")
 
 
-def _range_problem(value: Any, metadata: Any) -> Optional[str]:
+def range_problem(value: Any, metadata: Any) -> Optional[str]:
     """What the value should have been, or None if it is in range."""
     low, high, above, choices = (metadata[key] for key in ("low", "high", "above", "choices"))
     if choices is not None:

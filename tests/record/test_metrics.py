@@ -42,7 +42,7 @@ def test_wandb_names_are_stable_and_distinct() -> None:
     assert metrics.wandb_name("ttft_p90") == "ppo_latency/ttft_p90"
     assert metrics.wandb_name("action_replica_17") == "ppo_actions/action_replica_17"
     assert metrics.wandb_name("action_share_std") == "ppo_actions/action_share_std"
-    names = [metrics.wandb_name(name) for name in metrics.header(64)]
+    names = [metrics.wandb_name(name) for name in metrics.header(64, with_evaluation=True)]
     assert len(set(names)) == len(names)
     assert {name.split("/")[0] for name in names} == {group.prefix for group in metrics.GROUPS}
 

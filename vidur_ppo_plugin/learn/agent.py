@@ -4,6 +4,7 @@ import math
 import random
 from bisect import bisect
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -21,7 +22,7 @@ from vidur_ppo_plugin.routing.prior import Prior
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
 
 from .ppo import PPO, Coefficients
-from .rollout import Decision, RolloutBuffer
+from .rollout import Decision, Rollout, RolloutBuffer
 from .schedules import KlAdaptiveLearningRate, KlController, Schedule
 
 # Logit of a replica that must not be chosen: finite, so that arithmetic stays finite; nothing comes near it.
@@ -185,10 +186,15 @@ class Agent:
         self, next_observation: Observation | None, *, metric: float | None, pressure: tuple[float, float]
     ) -> dict[str, float]:
         """Update on the rollout; `metric` (latency) and `pressure` (load, latency) steer the temperature."""
+        return self.learn_from([self._buffer.take(next_observation)], metric=metric, pressure=pressure)
+
+    def learn_from(
+        self, rollouts: Sequence[Rollout], *, metric: float | None, pressure: tuple[float, float]
+    ) -> dict[str, float]:
+        """The same on rollouts that others made with this policy, of one or more streams."""
         coefficients = self._coefficients()
-        rollout = self._buffer.take(next_observation)
-        rewards = rollout.rewards
-        metrics = self.ppo.update(rollout, coefficients)
+        rewards = np.concatenate([rollout.rewards for rollout in rollouts])
+        metrics = self.ppo.update(rollouts, coefficients)
         self._actor = self._make_actor()
         metrics |= {
             "reward_mean": float(rewards.mean()),
@@ -237,6 +243,11 @@ class Agent:
     def update_schedules(self) -> None:
         """Take over what depends on the number of decisions."""
         self._epsilon = 0.0 if self.parameters.inference_only else self.controllers.epsilon.value(self.num_decisions)
+
+    @property
+    def epsilon(self) -> float:
+        """Share of decisions made at random."""
+        return self._epsilon
 
     def take_action_counts(self) -> Counter[int]:
         """How often each replica was chosen since the last call."""

@@ -1,6 +1,9 @@
 """Builds an agent from the flags of `ppo_modular`: the one place where flags become objects."""
 
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,8 +23,17 @@ from .schedules import KlAdaptiveLearningRate, KlController, Schedule
 from .warm_start import CloningParameters, DemonstrationSet, clone
 
 
-def build_agent(flags: PPOModularFlags, *, num_replicas: int, delay_model: DelayModel) -> Agent:
-    """An agent, untrained or cloned from demonstrations; every random choice follows from `flags.seed`."""
+def build_agent(
+    flags: PPOModularFlags,
+    *,
+    num_replicas: int,
+    delay_model: DelayModel,
+    update_options: Mapping[str, Any] | None = None,
+) -> Agent:
+    """An agent, untrained or cloned from demonstrations; every random choice follows from `flags.seed`.
+
+    `update_options`: parameters of an update that no flag of `ppo_modular` sets.
+    """
     # The networks are tiny: a second thread costs more than it brings, and adds up in another order.
     torch.set_num_threads(1)
     features = build_features(flags)
@@ -36,7 +48,8 @@ def build_agent(flags: PPOModularFlags, *, num_replicas: int, delay_model: Delay
         flat_replicas=num_replicas if flags.enable_flat_network else 0,
     )
     prior = Prior(flags.prior, weight=flags.prior_weight, delay_model=delay_model)
-    ppo = PPO(ActorCritic(shape, flags.seed), ppo_parameters(flags), seed=flags.seed)
+    parameters = replace(ppo_parameters(flags), **(update_options or {}))
+    ppo = PPO(ActorCritic(shape, flags.seed), parameters, seed=flags.seed)
     if flags.warm_start_file:
         _warm_start(ppo, flags, features, prior)
     return Agent(

@@ -156,7 +156,7 @@ class Preparation:
             following = rollout.next_observation
             state = self._network.encode(torch.tensor(following.replicas)[None], torch.tensor(following.request)[None])
             next_value = float(self._network.values(state, hidden)[0][0])
-        else:
+        if rollout.next_observation is None or rollout.is_last_of_stream:
             del self._hiddens[rollout.stream]
         return _Stretch(torch.cat(values), hiddens, next_value)
 

@@ -38,6 +38,8 @@ class Rollout:
     next_observation: Observation | None
     #: Which stream of decisions it continues: the critic remembers each by itself.
     stream: int = 0
+    #: The stream starts anew after it, whether or not there is a state to bootstrap from.
+    is_last_of_stream: bool = False
 
     @property
     def num_replicas(self) -> int:

@@ -35,7 +35,8 @@ CLUSTER = Group("ppo_cluster", "Throughput and load")
 ACTIONS = Group("ppo_actions", "Actions")
 EXPLORATION = Group("ppo_exploration", "Exploration and guards")
 TIME = Group("ppo_time", "Wall-clock")
-GROUPS = (LEARNING, REWARD, LATENCY, CLUSTER, ACTIONS, EXPLORATION, TIME)
+EVALUATION = Group("ppo_evaluation", "Evaluation")
+GROUPS = (LEARNING, REWARD, LATENCY, CLUSTER, ACTIONS, EXPLORATION, TIME, EVALUATION)
 
 
 def _table(group: Group, *rows: tuple[str, str, str]) -> tuple[Metric, ...]:
@@ -154,8 +155,20 @@ _TIME = _table(
     ("time_learning_share", "fraction", "Share spent in PPO updates."),
 )
 
+_EVALUATION = _table(
+    EVALUATION,
+    ("evaluation_score", "fraction", "Mean over scenarios of evaluation_e2e_mean + `p99_weight` · evaluation_e2e_p99. "
+     "Below 0 is better than the best baseline. (vidur-ppo train)"),
+    ("evaluation_e2e_mean", "fraction", "Change of mean end-to-end latency against the best baseline of each scenario, "
+     "on held-out requests, mean over scenarios. (vidur-ppo train)"),
+    ("evaluation_e2e_p99", "fraction", "The same of the 99th percentile. (vidur-ppo train)"),
+    ("evaluation_ttft_mean", "fraction", "The same of mean time to first token. (vidur-ppo train)"),
+    ("decisions_per_s", "decisions/s", "Decisions learned from per second of wall-clock since the last update. "
+     "(vidur-ppo train)"),
+)  # fmt: skip
+
 _BEFORE_ACTIONS = (*_PROGRESS, *_REWARD, *_LEARNING, *_EXPLORATION, *_LATENCY, *_CLUSTER)
-_BY_NAME = {metric.name: metric for metric in (*_BEFORE_ACTIONS, *_SHARES, *_ATTENTION, *_TIME)}
+_BY_NAME = {metric.name: metric for metric in (*_BEFORE_ACTIONS, *_SHARES, *_ATTENTION, *_TIME, *_EVALUATION)}
 
 
 def metrics(num_replicas: int) -> list[Metric]:
@@ -167,9 +180,10 @@ def metrics(num_replicas: int) -> list[Metric]:
     return [*_BEFORE_ACTIONS, *shares, *_ATTENTION, *_TIME]
 
 
-def header(num_replicas: int) -> list[str]:
-    """The names of `metrics`: the CSV header."""
-    return [metric.name for metric in metrics(num_replicas)]
+def header(num_replicas: int, *, with_evaluation: bool = False) -> list[str]:
+    """The names of `metrics`: the CSV header; `with_evaluation`: also what only `vidur-ppo train` records."""
+    evaluation = _EVALUATION if with_evaluation else ()
+    return [metric.name for metric in (*metrics(num_replicas), *evaluation)]
 
 
 def replica_share(index: int) -> Metric:

@@ -34,7 +34,12 @@ class Progress:
         self._has_line = False
 
     def update(
-        self, decisions: int, simulated_s: float, latency_s: float | None = None, entropy: float | None = None
+        self,
+        decisions: int,
+        simulated_s: float,
+        latency_s: float | None = None,
+        entropy: float | None = None,
+        note: str = "",
     ) -> None:
         """Tell where the run is. Cheap enough to be called at every decision."""
         if not self._is_on:
@@ -48,6 +53,8 @@ class Progress:
         elapsed_s = now_s - self._started_at_s
         speed = (decisions - self._first_decisions) / elapsed_s if elapsed_s > 0 else 0.0
         parts = parts_of(decisions, self._total, simulated_s, latency_s, entropy, speed)
+        if note:
+            parts.insert(3, note)
         self._has_line = True
         self._write(_CLEAR + fit(parts, _columns(self._stream) - 1))  # a full line would wrap, and stay
 

@@ -1,0 +1,93 @@
+"""Episodes: which cluster a stream of decisions runs on for a while, and with which requests; drawn by seed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vidur_ppo_plugin.envs.settings import changed, find_scenario, speeds_of
+from vidur_ppo_plugin.routing.visibility import Drain
+from vidur_ppo_plugin.scenario import Scenario
+from vidur_ppo_plugin.workload.requests import Requests
+
+from .config import MixturePart, TrainConfig, part_scenarios
+
+#: Requests of training are drawn with seeds from here on: comparison, tuning and capacity have lower ones.
+FIRST_TRAINING_SEED = 1_000_000
+#: Seeds of the evaluations during training; nothing else uses them.
+FIRST_EVALUATION_SEED = 500
+# A drained replica is back after this share of an episode, at most.
+_LONGEST_DRAIN = 0.4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode:
+    """All that it takes to run an episode, in any process."""
+
+    #: Which stream it belongs to, and the how manieth of it.
+    stream: int
+    number: int
+    scenario: str
+    seed: int
+    num_requests: int
+    load: float
+    speed_factors: tuple[float, ...]
+    report_delay_s: float
+    #: Replica, and from when to when as fractions of the episode.
+    drained: tuple[tuple[int, float, float], ...]
+
+    def at_scale(self) -> Scenario:
+        """The scenario with this episode's cluster and load."""
+        own = find_scenario(self.scenario)
+        size = len(self.speed_factors)
+        return changed(own.at(drained=()), load=self.load, num_replicas=size, replica_speeds=self.speed_factors)
+
+    def requests(self) -> Requests:
+        """The requests, in order of arrival."""
+        return self.at_scale().requests(self.seed, self.num_requests)
+
+    def drains(self, requests: Requests) -> tuple[Drain, ...]:
+        """When which replicas take no new requests."""
+        last_s = float(requests.arrived_at_s[-1])
+        return tuple(Drain(replica, low * last_s, high * last_s) for replica, low, high in self.drained)
+
+
+def draw_episode(config: TrainConfig, stream: int, number: int, *, load_factor: float = 1.0) -> Episode:
+    """The episode of a stream; the same for the same configuration and numbers, in any order.
+
+    The first episodes of the streams have different lengths, so that streams do not start anew all at once.
+    """
+    rng = np.random.default_rng([config.seed, stream, number])
+    weights = np.array([part.weight for part in config.mixture])
+    part = config.mixture[int(rng.choice(len(weights), p=weights / weights.sum()))]
+    clusters = part_scenarios(part)
+    scenario = clusters[int(rng.integers(len(clusters)))]
+    num_rollouts = config.episode_rollouts
+    if number == 0:
+        num_rollouts = 1 + stream % config.episode_rollouts
+    return Episode(
+        stream=stream,
+        number=number,
+        scenario=part.scenario,
+        seed=int(rng.integers(FIRST_TRAINING_SEED, 2**31)),
+        # One more than there are decisions: the state after the last one is what is bootstrapped from.
+        num_requests=num_rollouts * config.flags.rollout_len + 1,
+        load=_draw(part.load, scenario.load, rng) * load_factor,
+        speed_factors=tuple(speeds_of(scenario)),
+        report_delay_s=_draw(part.report_delay_s, scenario.report_delay_s, rng),
+        drained=_draw_drained(part, scenario, rng),
+    )
+
+
+def _draw(limits: Sequence[float], otherwise: float, rng: np.random.Generator) -> float:
+    return float(rng.uniform(limits[0], limits[1])) if limits else otherwise
+
+
+def _draw_drained(
+    part: MixturePart, scenario: Scenario, rng: np.random.Generator
+) -> tuple[tuple[int, float, float], ...]:
+    own = tuple((item.replica, item.from_fraction, item.to_fraction) for item in scenario.drained)
+    replica, begin, length = int(rng.integers(scenario.num_replicas)), float(rng.random()), float(rng.random())
+    if scenario.num_replicas == 1 or rng.random() >= part.drained_share:
+        return own
+    return ((replica, begin, min(1.0, begin + _LONGEST_DRAIN * length)),)

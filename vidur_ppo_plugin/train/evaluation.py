@@ -1,0 +1,96 @@
+"""How good the policy is on requests that it was not trained on: paired with the best baseline of each scenario."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .config import TrainConfig
+from .engines import Engine
+from .episodes import FIRST_EVALUATION_SEED
+from .observing import Weights
+from .worker import POLICY, EvaluateJob
+
+#: Metrics of a run, one number for each seed.
+Figures = dict[str, list[float]]
+_REPORTED = ("e2e_mean", "e2e_p99", "ttft_mean")
+
+
+@dataclass(frozen=True)
+class Result:
+    """One evaluation: relative changes against the best baseline, paired by seed; below 0 is better."""
+
+    decisions: int
+    score: float
+    #: Scenario -> the baseline that is best there, by mean latency.
+    best_baselines: dict[str, str]
+    #: Scenario -> metric -> mean change over seeds.
+    changes: dict[str, dict[str, float]]
+
+    def mean_change(self, metric: str) -> float:
+        """Over all scenarios."""
+        return float(np.mean([change[metric] for change in self.changes.values()]))
+
+    def row(self) -> dict[str, float]:
+        """As recorded."""
+        return {"evaluation_score": self.score} | {f"evaluation_{name}": self.mean_change(name) for name in _REPORTED}
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        return {name: getattr(self, name) for name in ("decisions", "score", "best_baselines", "changes")}
+
+    def __str__(self) -> str:
+        """One line for people."""
+        parts = [
+            f"{name}: mean {change['e2e_mean']:+.1%}, P99 {change['e2e_p99']:+.1%}, TTFT {change['ttft_mean']:+.1%} "
+            f"against {self.best_baselines[name]}"
+            for name, change in self.changes.items()
+        ]
+        return f"evaluation after {self.decisions:,} decisions: score {self.score:+.4f}; {'; '.join(parts)}"
+
+
+@dataclass
+class Evaluator:
+    """Runs evaluations; baselines need to be run only once."""
+
+    config: TrainConfig
+    engine: Engine
+    baselines: dict[str, dict[str, Figures]] = field(default_factory=dict)
+
+    def evaluate(self, weights: Weights, decisions: int) -> Result:
+        """Of a policy, after so many decisions."""
+        if not self.baselines:
+            for name in self.config.evaluation.baselines:
+                self.baselines[name] = self._figures(name, None)
+        policy = self._figures(POLICY, weights)
+        best = {scenario: self._best_baseline(scenario) for scenario in policy}
+        changes = {
+            scenario: _changes(figures, self.baselines[best[scenario]][scenario])
+            for scenario, figures in policy.items()
+        }
+        weight = self.config.evaluation.p99_weight
+        score = float(np.mean([change["e2e_mean"] + weight * change["e2e_p99"] for change in changes.values()]))
+        return Result(decisions, score, best, changes)
+
+    def _best_baseline(self, scenario: str) -> str:
+        return min(self.baselines, key=lambda name: float(np.mean(self.baselines[name][scenario]["e2e_mean"])))
+
+    def _figures(self, router: str, weights: Weights | None) -> dict[str, Figures]:
+        """scenario -> metric -> a number for each seed."""
+        evaluation = self.config.evaluation
+        jobs = [
+            EvaluateJob(name, router, FIRST_EVALUATION_SEED + seed, evaluation.num_requests)
+            for name in self.config.evaluated_scenarios
+            for seed in range(evaluation.seeds)
+        ]
+        figures: dict[str, Figures] = {}
+        for job, metrics in zip(jobs, self.engine.run(jobs, weights), strict=True):
+            of_scenario = figures.setdefault(job.scenario, {})
+            for name, value in metrics.items():
+                of_scenario.setdefault(name, []).append(value)
+        return figures
+
+
+def _changes(ours: Mapping[str, list[float]], theirs: Mapping[str, list[float]]) -> dict[str, float]:
+    return {name: float(np.mean(np.array(ours[name]) / np.array(theirs[name]) - 1.0)) for name in ours}

@@ -1,0 +1,62 @@
+"""What the policy sees, and what it would do: features and prior logits of a decision, without torch."""
+
+import random
+
+import numpy as np
+
+from vidur_ppo_plugin.config import PPOModularFlags
+from vidur_ppo_plugin.learn.features import build_features
+from vidur_ppo_plugin.policy.compiled_actor import CompiledActor
+from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
+from vidur_ppo_plugin.routing import compiled
+from vidur_ppo_plugin.routing.delay_model import DelayModel
+from vidur_ppo_plugin.routing.features import Float32Array, Observation
+from vidur_ppo_plugin.routing.prior import Prior
+from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
+
+# Logit of a replica that must not be chosen: finite, so that arithmetic stays finite; nothing comes near it.
+_MASKED = np.float32(-1e9)
+
+#: The actor's parameters by name, and the shape of its network: what is sent to workers after each update.
+Weights = tuple[dict[str, Float32Array], dict[str, int | bool]]
+
+
+class Observer:
+    """Features and prior logits, decision after decision of one run: as `learn.agent.Agent.observe`."""
+
+    def __init__(self, flags: PPOModularFlags, delay_model: DelayModel) -> None:
+        self._features = build_features(flags)
+        self._prior = Prior(flags.prior, weight=flags.prior_weight, delay_model=delay_model)
+
+    def __call__(self, seen: ClusterSnapshot, request: RequestInfo) -> tuple[Observation, Float32Array]:
+        """The observation, and the prior's logits."""
+        logits = self._prior.logits(self._prior.cost(seen, request))
+        if seen.available is not None:
+            logits = np.where(seen.available, logits, _MASKED)
+        return self._features.observe(seen, request), logits
+
+
+class GreedyPolicy:
+    """The best replica, ties broken by seed: decides as `ppo_modular` does with the checkpoint of these weights."""
+
+    def __init__(self, actor: NumpyActor, flags: PPOModularFlags, delay_model: DelayModel) -> None:
+        self._actor = actor
+        self._observer = Observer(flags, delay_model)
+        self._rng = random.Random(flags.seed)
+
+    def __call__(self, seen: ClusterSnapshot, request: RequestInfo) -> int:
+        """The replica for a request."""
+        observation, prior_logits = self._observer(seen, request)
+        logits = self._actor.logits(observation.replicas, observation.request, prior_logits).tolist()
+        highest = max(logits)
+        if logits.count(highest) == 1:
+            return int(logits.index(highest))
+        best = [index for index, logit in enumerate(logits) if logit == highest]
+        return best[self._rng.randrange(len(best))]
+
+
+def build_actor(weights: Weights) -> NumpyActor:
+    """The fastest actor that the network's shape and this installation allow."""
+    parameters, shape = weights
+    is_compiled = not shape["flat_replicas"] and compiled.load("vidur_ppo_plugin.policy.forward_kernel", "forward")
+    return (CompiledActor if is_compiled else NumpyActor)(parameters, shape)

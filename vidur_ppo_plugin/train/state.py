@@ -1,0 +1,166 @@
+"""Where a training run is: what its checkpoints hold beside the learner, and where each stream is in its episode."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vidur_ppo_plugin import __version__, checkpoint
+from vidur_ppo_plugin.learn.agent import Agent
+from vidur_ppo_plugin.learn.curriculum import Curriculum
+from vidur_ppo_plugin.routing.reward import HybridParams, HybridReward
+
+from .config import TrainConfig
+from .episodes import Episode, draw_episode
+from .evaluation import Result
+from .schema import ConfigError
+from .streams import Experience
+from .worker import StreamTask
+
+CHECKPOINT_DIRECTORY = "checkpoints"
+#: What may differ between a run and the run that it continues.
+_FREE_TO_CHANGE = ("decisions", "evaluation", "record", "checkpoint_interval", "sweep")
+
+
+@dataclass
+class Streams:
+    """Every stream's episode, and the decisions made in it: enough to go on in any process."""
+
+    config: TrainConfig
+    episodes: list[Episode] = field(default_factory=list)
+    actions: list[NDArray[np.int16]] = field(default_factory=list)
+
+    def tasks(self, load_factor: float) -> list[StreamTask]:
+        """What each stream does next; an episode whose decisions are all made is followed by another."""
+        for stream in range(self.config.environments):
+            if stream >= len(self.episodes):
+                self._start(stream, 0, load_factor)
+            elif len(self.actions[stream]) >= self.episodes[stream].num_requests - 1:
+                self._start(stream, self.episodes[stream].number + 1, load_factor)
+        return [StreamTask(episode, actions) for episode, actions in zip(self.episodes, self.actions, strict=True)]
+
+    def _start(self, stream: int, number: int, load_factor: float) -> None:
+        episode = draw_episode(self.config, stream, number, load_factor=load_factor)
+        self.episodes[stream : stream + 1] = [episode]
+        self.actions[stream : stream + 1] = [np.empty(0, np.int16)]
+
+    def advance(self, experiences: Sequence[Experience]) -> None:
+        """Remember what the streams did."""
+        for stream, experience in enumerate(experiences):
+            self.actions[stream] = np.concatenate([self.actions[stream], experience.actions.astype(np.int16)])
+
+    def is_last(self, stream: int) -> bool:
+        """Whether the episode of a stream is over."""
+        return len(self.actions[stream]) >= self.episodes[stream].num_requests - 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        return {"episodes": [asdict(episode) for episode in self.episodes], "actions": list(self.actions)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where `state_dict` was taken."""
+        self.episodes = [Episode(**episode) for episode in state["episodes"]]
+        self.actions = list(state["actions"])
+
+
+@dataclass
+class TrainingState:
+    """Everything that a training run goes on from."""
+
+    config: TrainConfig
+    agent: Agent
+    streams: Streams
+    curriculum: Curriculum | None
+    evaluations: list[Result] = field(default_factory=list)
+    #: Decisions after which the next evaluation is due.
+    next_evaluation: int = 0
+
+    @property
+    def best(self) -> Result | None:
+        """The evaluation with the lowest score."""
+        return min(self.evaluations, key=lambda result: result.score, default=None)
+
+    @property
+    def evaluations_since_best(self) -> int:
+        """How many came after it."""
+        if self.best is None:
+            return 0
+        return len(self.evaluations) - 1 - self.evaluations.index(self.best)
+
+    def save(self, out: Path) -> Path:
+        """Write `last`; also loaded by `ppo_modular`."""
+        return checkpoint.save(out / CHECKPOINT_DIRECTORY, checkpoint.LAST, self._state(), metadata=self._metadata())
+
+    def save_best(self, out: Path, result: Result) -> None:
+        """Write `best` if the result is the best so far."""
+        checkpoint.save_best(out / CHECKPOINT_DIRECTORY, self._state(), metadata=self._metadata(), metric=result.score)
+
+    def resume(self, out: Path) -> None:
+        """Go on from the newest checkpoint; ConfigError if it is of another configuration."""
+        loaded = checkpoint.load(out / CHECKPOINT_DIRECTORY)
+        if "train" not in loaded.state:
+            raise ConfigError(f"--resume: {loaded.path} is not of a training run")
+        differences = [
+            f"{key} (was {saved!r}, is {now!r})"
+            for key, now in self._fixed_values().items()
+            if (saved := loaded.metadata["config"].get(key)) != now
+        ]
+        if differences:
+            raise ConfigError(f"--resume: {loaded.path} was begun with other values: {'; '.join(differences)}")
+        state = loaded.state["train"]
+        self.agent.load_state_dict(loaded.state["agent"])
+        self.streams.load_state_dict(state["streams"])
+        if self.curriculum is not None:
+            self.curriculum.load_state_dict(loaded.state["curriculum"])
+        self.evaluations = [Result(**result) for result in state["evaluations"]]
+        self.next_evaluation = state["next_evaluation"]
+
+    def start_from(self, path: str) -> None:
+        """Take the network of a checkpoint; CheckpointError if it does not fit."""
+        loaded = checkpoint.load(path)
+        expected = {key: self._metadata()[key] for key in ("feature_hash", "network", "prior", "prior_weight")}
+        checkpoint.check_compatible(loaded.metadata, expected)
+        self.agent.ppo.network.load_state_dict(loaded.state["agent"]["ppo"]["network"])
+        self.agent.ppo.keep_reference()
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "agent": self.agent.state_dict(),
+            # `ppo_modular` goes on with rewards of its own.
+            "rewards": HybridReward(HybridParams()).state_dict(),
+            "curriculum": None if self.curriculum is None else self.curriculum.state_dict(),
+            "train": {
+                "streams": self.streams.state_dict(),
+                "evaluations": [result.to_dict() for result in self.evaluations],
+                "next_evaluation": self.next_evaluation,
+            },
+        }
+
+    def _fixed_values(self) -> dict[str, Any]:
+        values = asdict(self.config)
+        return {key: _plain(value) for key, value in values.items() if key not in _FREE_TO_CHANGE}
+
+    def _metadata(self) -> dict[str, Any]:
+        agent, flags = self.agent, self.config.flags
+        return {
+            "feature_hash": agent.features.hash,
+            "features": agent.features.definition,
+            "network": agent.ppo.network.shape.to_dict(),
+            "prior": flags.prior,
+            "prior_weight": flags.prior_weight,
+            "plugin_version": __version__,
+            "num_updates": agent.ppo.num_updates,
+            "num_decisions": agent.num_decisions,
+            "config": self._fixed_values(),
+            "evaluation": None if not self.evaluations else self.evaluations[-1].to_dict(),
+        }
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back: tuples are lists there."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value

@@ -1,0 +1,251 @@
+"""The training loop: rollouts from the workers, an update, now and then an evaluation and a checkpoint."""
+
+import json
+import logging
+import signal
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+from vidur_ppo_plugin.learn.build import build_agent
+from vidur_ppo_plugin.learn.curriculum import Curriculum
+from vidur_ppo_plugin.learn.ppo import NonFiniteUpdate
+from vidur_ppo_plugin.learn.rollout import Rollout
+from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
+from vidur_ppo_plugin.record.progress import Progress
+from vidur_ppo_plugin.routing.features import Observation
+
+from .clusters import Cluster
+from .config import TrainConfig, replica_counts
+from .engines import Engine
+from .evaluation import Evaluator, Result
+from .observing import Weights
+from .recording import open_recorder, served_row, share_row
+from .state import Streams, TrainingState
+from .streams import Experience, Exploration
+from .worker import CollectJob, StreamTask
+
+logger = logging.getLogger(__name__)
+
+EVALUATIONS_FILE = "evaluations.jsonl"
+# What an update tells and nobody records.
+_NOT_RECORDED = ("first_ratio_error", "epochs")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a training run came to."""
+
+    decisions: int
+    updates: int
+    wall_s: float
+    #: Why it ended: "decisions", "no better evaluation" or "interrupted".
+    reason: str
+    best: Result | None
+    last: Result | None
+
+
+class Trainer:
+    """Trains a policy; everything that is drawn follows from the configuration's seed."""
+
+    def __init__(
+        self, config: TrainConfig, clusters: dict[str, Cluster], engine: Engine, out: Path, *, num_jobs: int
+    ) -> None:
+        """`num_jobs`: parts that the streams are divided into, one for each worker."""
+        self._config, self._flags = config, config.flags
+        self._engine = engine
+        self._out = out
+        self._num_jobs = min(num_jobs, config.environments)
+        # An update is made of rollouts of all streams: schedules that count updates must know how long they are.
+        flags = replace(self._flags, rollout_len=config.decisions_per_update)
+        agent = build_agent(
+            flags,
+            num_replicas=replica_counts(config)[-1],
+            delay_model=next(iter(clusters.values())).delay_model,
+            update_options={"expected_gradient": config.expected_gradient, "enable_critic": config.enable_critic},
+        )
+        curriculum = Curriculum.parse(config.curriculum) if config.curriculum else None
+        self.state = TrainingState(config, agent, Streams(config), curriculum)
+        self._evaluator = Evaluator(config, engine)
+        self._is_interrupted = False
+        self._times_s = {"collecting": 0.0, "learning": 0.0}
+
+    def train(self) -> Outcome:
+        """Until the decisions are made, evaluations get no better, or Ctrl-C; saves in each case."""
+        self._out.mkdir(parents=True, exist_ok=True)
+        started_s = time.perf_counter()
+        self._recorder, wandb_run = open_recorder(self._config, self._out)
+        self._progress = Progress(total=self._config.decisions)
+        before = signal.signal(signal.SIGINT, self._interrupt)
+        try:
+            reason = self._loop()
+            self.state.save(self._out)
+        finally:
+            signal.signal(signal.SIGINT, before)
+            self._progress.close()
+            self._recorder.close()
+            if wandb_run is not None:
+                wandb_run.finish()
+        evaluations = self.state.evaluations
+        return Outcome(
+            decisions=self.state.agent.num_decisions,
+            updates=self.state.agent.ppo.num_updates,
+            wall_s=time.perf_counter() - started_s,
+            reason=reason,
+            best=self.state.best,
+            last=evaluations[-1] if evaluations else None,
+        )
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        """Ctrl-C: finish the update under way; a second one ends at once."""
+        if self._is_interrupted:
+            raise KeyboardInterrupt
+        self._is_interrupted = True
+        logger.warning("interrupted: the update under way is finished and saved; once more to end at once")
+
+    def _loop(self) -> str:
+        agent, evaluation = self.state.agent, self._config.evaluation
+        while agent.num_decisions < self._config.decisions:
+            self._iterate()
+            if self._is_interrupted:
+                return "interrupted"
+            if evaluation.patience and self.state.evaluations_since_best >= evaluation.patience:
+                return "no better evaluation"
+        if not self.state.evaluations or self.state.evaluations[-1].decisions != agent.num_decisions:
+            self._recorder.record({**self._position(), **self._evaluate().row()})
+        return "decisions"
+
+    def _iterate(self) -> None:
+        """One update, and what is due after it."""
+        began_s = time.perf_counter()
+        experiences = self._collect()
+        collected_s = time.perf_counter()
+        num_decisions = sum(len(experience.actions) for experience in experiences)
+        self.state.agent.num_decisions += num_decisions
+        row = self._learn(experiences)
+        ended_s = time.perf_counter()
+        self._times_s["collecting"] += collected_s - began_s
+        self._times_s["learning"] += ended_s - collected_s
+        row |= self._position() | self._time_shares() | {"decisions_per_s": num_decisions / (ended_s - began_s)}
+        row |= served_row(experiences) | share_row(experiences, replica_counts(self._config)[-1])
+        self._follow_curriculum(row, num_decisions)
+        if self._is_evaluation_due():
+            row |= self._evaluate().row()
+        self._recorder.record(row)
+        self._show(row)
+        if self.state.agent.ppo.num_updates % self._config.checkpoint_interval == 0:
+            self.state.save(self._out)
+
+    # --- rollouts -----------------------------------------------------------------------------------------------
+
+    def weights(self) -> Weights:
+        """The actor as it is now."""
+        actor = NumpyActor.from_network(self.state.agent.ppo.network)
+        return actor.weights, actor.shape
+
+    def _collect(self) -> list[Experience]:
+        """A rollout of every stream, in their order."""
+        agent, curriculum = self.state.agent, self.state.curriculum
+        tasks = self.state.streams.tasks(1.0 if curriculum is None else curriculum.load)
+        exploration = Exploration(temperature=agent.temperature, epsilon=agent.epsilon)
+        # By decisions and not by updates: an update that was skipped must not draw the same numbers again.
+        iteration = agent.num_decisions // self._config.decisions_per_update
+        jobs = [CollectJob(iteration, exploration, part) for part in _split(tasks, self._num_jobs)]
+        experiences = [experience for part in self._engine.run(jobs, self.weights()) for experience in part]
+        self.state.streams.advance(experiences)
+        return experiences
+
+    def _learn(self, experiences: Sequence[Experience]) -> dict[str, Any]:
+        agent, streams = self.state.agent, self.state.streams
+        rollouts = [
+            _rollout(experience, stream, agent.temperature, agent.epsilon, is_last=streams.is_last(stream))
+            for stream, experience in enumerate(experiences)
+            if len(experience.action_rewards)
+        ]
+        if not rollouts:
+            logger.warning("every episode has been lost at latency_limit_s: nothing to learn from until new ones begin")
+            return {}
+        latency_s = np.concatenate([experience.served.latency_s for experience in experiences])
+        try:
+            metrics = agent.learn_from(
+                rollouts, metric=float(latency_s.mean()) if len(latency_s) else None, pressure=(0.0, 0.0)
+            )
+        except NonFiniteUpdate as error:
+            logger.error("update skipped, the weights are those before it: %s", error)
+            return {}
+        metrics["marginal_delay"] = metrics["reward_mean"]
+        return {name: value for name, value in metrics.items() if name not in _NOT_RECORDED}
+
+    # --- after an update ----------------------------------------------------------------------------------------
+
+    def _follow_curriculum(self, row: dict[str, Any], num_decisions: int) -> None:
+        curriculum = self.state.curriculum
+        row["curriculum_stage"] = 0.0 if curriculum is None else float(curriculum.stage)
+        if curriculum is not None:
+            for _ in range(num_decisions):
+                curriculum.on_decision()
+            curriculum.on_update({name: row.get(name, float("nan")) for name in curriculum.metric_names})
+
+    def _is_evaluation_due(self) -> bool:
+        every, state = self._config.evaluation.every_decisions, self.state
+        if not every or state.agent.num_decisions < max(state.next_evaluation, every):
+            return False
+        state.next_evaluation = (state.agent.num_decisions // every + 1) * every
+        return True
+
+    def _evaluate(self) -> Result:
+        result = self._evaluator.evaluate(self.weights(), self.state.agent.num_decisions)
+        self.state.evaluations.append(result)
+        self.state.save_best(self._out, result)
+        with (self._out / EVALUATIONS_FILE).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(result.to_dict()) + "\n")
+        logger.info("%s", result)
+        return result
+
+    def _position(self) -> dict[str, float]:
+        return {"update": self.state.agent.ppo.num_updates, "decisions": self.state.agent.num_decisions}
+
+    def _time_shares(self) -> dict[str, float]:
+        total_s = max(1e-9, sum(self._times_s.values()))
+        return {
+            "time_simulating_share": self._times_s["collecting"] / total_s,
+            "time_learning_share": self._times_s["learning"] / total_s,
+        }
+
+    def _show(self, row: dict[str, Any]) -> None:
+        best = self.state.best
+        note = "" if best is None else f"best {best.score:+.1%} after {best.decisions:,}"
+        self._progress.update(
+            self.state.agent.num_decisions, 0.0, row.get("latency_mean"), row.get("entropy"), note=note
+        )
+
+
+def _split(tasks: list[StreamTask], num_parts: int) -> list[list[StreamTask]]:
+    """In order, as evenly as possible."""
+    bounds = [len(tasks) * part // num_parts for part in range(num_parts + 1)]
+    return [tasks[first:last] for first, last in pairwise(bounds)]
+
+
+def _rollout(experience: Experience, stream: int, temperature: float, epsilon: float, *, is_last: bool) -> Rollout:
+    num_kept = len(experience.action_rewards)
+    actions = experience.actions[:num_kept]
+    following = Observation(experience.next_replicas, experience.next_request)
+    return Rollout(
+        replicas=experience.replicas,
+        request=experience.request,
+        prior_logits=experience.prior_logits,
+        actions=actions,
+        temperatures=np.full(num_kept, temperature, np.float32),
+        epsilons=np.full(num_kept, epsilon, np.float32),
+        rewards=experience.action_rewards[np.arange(num_kept), actions],
+        action_rewards=experience.action_rewards,
+        next_observation=None if experience.is_lost else following,
+        stream=stream,
+        is_last_of_stream=is_last,
+    )
