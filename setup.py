@@ -43,21 +43,27 @@ START_UP_FILES = {
 
 
 class BuildPy(build_py):
-    """Adds the start-up files to the root of a built wheel (not in editable mode: see EditableWheel)."""
+    """Adds the start-up files to the root of a built wheel, and the scenarios to the package.
 
-    def _start_up_paths(self) -> dict:
+    Not in editable mode: there EditableWheel adds the former, and the scenarios are read from `configs/`.
+    """
+
+    def _added_paths(self) -> dict:
         if self.editable_mode:
             return {}
-        return {os.path.join(self.build_lib, name): text for name, text in START_UP_FILES.items()}
+        files = dict(START_UP_FILES)
+        for path in sorted((ROOT / "configs" / "scenarios").glob("*.yaml")):
+            files[os.path.join("vidur_ppo_plugin", "scenarios", path.name)] = path.read_text(encoding="utf-8")
+        return {os.path.join(self.build_lib, name): text for name, text in files.items()}
 
     def run(self) -> None:
         super().run()
-        for path, text in self._start_up_paths().items():
+        for path, text in self._added_paths().items():
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            Path(path).write_text(text)
+            Path(path).write_text(text, encoding="utf-8")
 
     def get_outputs(self, include_bytecode: bool = True) -> list:
-        return [*super().get_outputs(include_bytecode), *self._start_up_paths()]
+        return [*super().get_outputs(include_bytecode), *self._added_paths()]
 
 
 class EditableWheel(editable_wheel):

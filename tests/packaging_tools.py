@@ -16,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "vidur_ppo_plugin"
 START_UP_FILES = (f"{PACKAGE}.pth", f"{PACKAGE}.start")
-SOURCE_FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "constraints.txt")
+SOURCE_FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "constraints.txt", "MANIFEST.in")
 
 # One flag each of the scheduler, of a baseline and of the predictor.
 OUR_FLAGS = (
@@ -122,6 +122,7 @@ def copy_source(directory: Path) -> Path:
         shutil.copy2(ROOT / name, directory / name)
     ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
     shutil.copytree(ROOT / PACKAGE, directory / PACKAGE, ignore=ignore)
+    shutil.copytree(ROOT / "configs", directory / "configs")
     return directory
 
 

@@ -150,6 +150,10 @@ def test_the_installed_command_simulates(wheel: Path, tmp_path: Path) -> None:
     assert "scheduler ppo_modular, 10 of 10 requests completed on 2 replicas" in done.stdout
     assert len(list(unrelated.glob("simulator_output/*/request_metrics.csv"))) == 1
 
+    program = "from vidur_ppo_plugin.scenario import load_scenario; print(load_scenario('chat').qps > 0)"
+    done = environment.run("-c", program, cwd=unrelated)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
 
 def test_contents_of_the_wheel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
@@ -157,6 +161,8 @@ def test_contents_of_the_wheel(wheel: Path) -> None:
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / PACKAGE).rglob("*.py")}
     assert sources <= names
     assert {f"{PACKAGE}/quickstart.yaml", f"{PACKAGE}/py.typed", *START_UP_FILES} <= names
+    scenarios = {f"{PACKAGE}/scenarios/{path.name}" for path in (ROOT / "configs" / "scenarios").glob("*.yaml")}
+    assert scenarios and scenarios <= names
     assert [name for name in names if name.endswith("/LICENSE")]
     top_level = {name.split("/")[0] for name in names}
     (dist_info,) = (name for name in top_level if name.endswith(".dist-info"))
