@@ -1,8 +1,13 @@
-"""Compiled: what a request would add to everybody's latency on each replica, by rolling copies of it forward."""
+"""Compiled: what a request would add to everybody's latency on each replica, if nobody else arrived.
 
+By the short way of `drain` where that covers it, otherwise by rolling copies of the replica forward.
+"""
+
+import math
 from typing import Any
 
 from .compiling import entry, helper
+from .drain import drained
 from .events import advance_cells, advance_row, submit_to_cells
 from .layout import (
     ARRIVED,
@@ -76,6 +81,13 @@ def increase_of_row(
     if outcome != DONE:
         return outcome
     result[0] = 0.0
+    if until_s == math.inf:
+        i, f, speed, work = state.cells[row], state.floats[row], times.speed_index[row], scratch.log
+        placed = drained(rules, times, speed, i, f, now_s, prompt_tokens, decode_tokens, power, work)
+        result[0] = placed - drained(rules, times, speed, i, f, now_s, 0, 0, power, work)
+        if not math.isnan(result[0]):
+            return DONE
+        result[0] = 0.0
     for is_placed in range(2):
         i, f = scratch.cells[0], scratch.floats[0]
         i[:] = state.cells[row]
