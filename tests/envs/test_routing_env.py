@@ -13,7 +13,8 @@ from env_scenarios import same, scenario
 from gymnasium.utils.env_checker import check_env
 from stable_baselines3.common.env_checker import check_env as check_env_of_sb3
 
-from vidur_ppo_plugin.envs.routing_env import FIRST_DRAWN_SEED, RoutingEnv
+from vidur_ppo_plugin.envs.routing_env import RoutingEnv
+from vidur_ppo_plugin.envs.setup import FIRST_DRAWN_SEED
 from vidur_ppo_plugin.scenario import TraceWindows
 
 MODES = ("marginal_delay", "queue_delay", "hybrid")

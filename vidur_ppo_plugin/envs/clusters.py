@@ -38,41 +38,19 @@ class SteppedCluster(Protocol):
         """What was completed since the last call, in the order of time."""
 
 
-class Backend(Protocol):
-    """Starts runs of a scenario."""
-
-    def start(self, seed: int, requests: Requests) -> SteppedCluster:
-        """A run of the requests of a seed."""
-
-
-class VidurBackend:
-    """Runs in Vidur; marginal delay comes from a twin that is put into Vidur's state."""
-
-    def __init__(self, scenario: Scenario, config: Any, flags: PPOModularFlags) -> None:
-        """`config`: Vidur's; ValueError if marginal delay is wanted where the twin does not cover the cluster."""
-        if flags.reward_mode == "marginal_delay":
-            twin_config(config)
-        self._scenario = scenario
-        self._flags = flags
-
-    def start(self, seed: int, requests: Requests) -> SteppedVidur:
-        """A run of the requests of a seed: Vidur draws the same ones itself."""
-        has_exact_credit = self._flags.reward_mode == "marginal_delay"
-        vidur_flags = self._scenario.vidur_flags(seed, len(requests))
-        return SteppedVidur(vidur_flags, self._flags, has_exact_credit=has_exact_credit)
+def twin_of(config: Any, scenario: Scenario) -> TwinConfig:
+    """The twin of a Vidur config; ValueError if there is none, with a way out."""
+    try:
+        return twin_config(config)
+    except ValueError as error:
+        way_out = "use backend='vidur' with reward_mode='queue_delay' or 'hybrid'"
+        raise ValueError(f"scenario {scenario.name!r}: {error}; {way_out}") from error
 
 
-class TwinBackend:
-    """Runs in the twin."""
-
-    def __init__(self, config: Any, flags: PPOModularFlags) -> None:
-        """`config`: Vidur's; ValueError names what the twin does not cover."""
-        self._config = twin_config(config)
-        self._flags = flags
-
-    def start(self, seed: int, requests: Requests) -> "SteppedTwin":
-        """A run of the requests."""
-        return SteppedTwin(self._config, requests, self._flags)
+def start_in_vidur(scenario: Scenario, seed: int, flags: PPOModularFlags) -> SteppedVidur:
+    """A run of the requests of a seed, which Vidur draws itself; marginal delay is that of a twin in Vidur's state."""
+    has_exact_credit = flags.reward_mode == "marginal_delay"
+    return SteppedVidur(scenario.vidur_flags(seed), flags, has_exact_credit=has_exact_credit)
 
 
 class SteppedTwin:

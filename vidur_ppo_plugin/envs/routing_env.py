@@ -15,18 +15,13 @@ from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, FloatArray
 from vidur_ppo_plugin.routing.visibility import Visibility
 from vidur_ppo_plugin.scenario import Scenario
 from vidur_ppo_plugin.sim.ppo_rewards import DecisionRewards
-from vidur_ppo_plugin.sim.schedulers import build_delay_model
-from vidur_ppo_plugin.sim.stepping import Completion, simulation_config
+from vidur_ppo_plugin.sim.stepping import Completion
+from vidur_ppo_plugin.workload.requests import Requests
 
-from .clusters import Backend, TwinBackend, VidurBackend
-from .observing import Observation, Observer
-from .settings import BACKENDS, changed, check_at_least, check_choice, find_scenario, ppo_flags
+from .clusters import SteppedCluster, SteppedTwin, start_in_vidur
+from .observing import Observation
+from .setup import EnvSetup
 from .summary import CLASSES, EpisodeLog
-
-#: Seeds drawn for episodes without one begin here: those below are for comparing, tuning and finding capacities.
-FIRST_DRAWN_SEED = 10_000
-#: Seeds are below this, as everywhere in the package; larger ones wrap around.
-NUM_SEEDS = 1_000_000_000
 
 
 class RoutingEnv(gymnasium.Env[Observation, np.int64]):
@@ -56,29 +51,25 @@ class RoutingEnv(gymnasium.Env[Observation, np.int64]):
         vector as observation. `flags`: of `ppo_modular`, those that say what a decision is worth and what is seen; with
         `latency_limit_s`, a request that takes longer ends the episode and costs `latency_limit_penalty`.
         """
-        check_choice("backend", backend, BACKENDS)
-        if render_mode is not None:
-            raise ValueError(f"render_mode must be None, there is nothing to draw, got {render_mode!r}")
-        if max_steps is not None:
-            check_at_least("max_steps", max_steps, 1)
-        check_at_least("latency_limit_penalty", latency_limit_penalty, 0)
-        self.render_mode = None
-        self._flags = ppo_flags({"reward_mode": reward_mode, **flags})
-        self.scenario = changed(
-            find_scenario(scenario),
+        self._setup = EnvSetup(
+            scenario,
+            backend=backend,
+            reward_mode=reward_mode,
             num_requests=num_requests,
             load=load,
             num_replicas=num_replicas,
             replica_speeds=replica_speeds,
+            max_steps=max_steps,
+            flatten=flatten,
+            latency_limit_penalty=latency_limit_penalty,
+            render_mode=render_mode,
+            **flags,
         )
-        self._max_steps = max_steps
-        self._penalty = latency_limit_penalty
-        config = simulation_config(self.scenario.vidur_flags(self._seeds()[0]))
-        self._backend: Backend = self._build_backend(backend, config)
-        self._observer = Observer(
-            self._flags, self.scenario.num_replicas, build_delay_model(config), flatten=bool(flatten)
-        )
-        self._limit = SafetyLimit(latency_limit_s=self._flags.latency_limit_s)
+        self.render_mode = None
+        #: The scenario with its changes.
+        self.scenario = self._setup.scenario
+        self._observer = self._setup.build_observer()
+        self._limit = SafetyLimit(latency_limit_s=self._setup.flags.latency_limit_s)
         self.observation_space = self._observer.space
         self.action_space = spaces.Discrete(self.scenario.num_replicas)
         self._is_running = False
@@ -88,12 +79,12 @@ class RoutingEnv(gymnasium.Env[Observation, np.int64]):
     ) -> tuple[Observation, dict[str, Any]]:
         """Begin the episode of a seed, or of one drawn at random."""
         super().reset(seed=seed)
-        self._workload_seed = self._pick_seed(seed)
+        self._workload_seed = self._setup.pick_seed(seed, self.np_random)
         requests = self.scenario.requests(self._workload_seed)
         self._arrived_at_s = requests.arrived_at_s
         self._is_long = requests.prompt_tokens > self.scenario.class_boundary_tokens
-        self._cluster = self._backend.start(self._workload_seed, requests)
-        self._rewards = DecisionRewards(self._flags)
+        self._cluster = self._start(requests)
+        self._rewards = DecisionRewards(self._setup.flags)
         self._visibility = Visibility(
             report_delay_s=self.scenario.report_delay_s, drains=self.scenario.drains(requests)
         )
@@ -121,9 +112,9 @@ class RoutingEnv(gymnasium.Env[Observation, np.int64]):
         else:
             reward = float(action_rewards[replica])
         if is_over_limit:
-            reward -= self._penalty
+            reward -= self._setup.latency_limit_penalty
         terminated = is_over_limit or self._index is None
-        truncated = not terminated and self._num_steps == self._max_steps
+        truncated = not terminated and self._num_steps == self._setup.max_steps
         self._is_running = not (terminated or truncated)
         observation = self._observer.nothing() if terminated else self._observe(snapshot)
         info = {**self._info(completions, is_last=terminated), "replica": replica}
@@ -183,24 +174,9 @@ class RoutingEnv(gymnasium.Env[Observation, np.int64]):
             info["request_class"] = CLASSES[int(self._is_long[self._index])]
         return info
 
-    def _build_backend(self, name: str, config: Any) -> Backend:
-        try:
-            if name == "vidur":
-                return VidurBackend(self.scenario, config, self._flags)
-            return TwinBackend(config, self._flags)
-        except ValueError as error:
-            way_out = "use backend='vidur' with reward_mode='queue_delay' or 'hybrid'"
-            raise ValueError(f"scenario {self.scenario.name!r}: {error}; {way_out}") from error
-
-    def _seeds(self) -> Sequence[int]:
-        """What is drawn from: a trace has a window for each of a few seeds."""
-        trace = self.scenario.trace
-        return range(FIRST_DRAWN_SEED, NUM_SEEDS) if trace is None else sorted(trace.windows)
-
-    def _pick_seed(self, seed: int | None) -> int:
-        seeds = self._seeds()
-        if seed is None:
-            return seeds[int(self.np_random.integers(len(seeds)))]
-        if self.scenario.trace is not None and seed not in seeds:
-            raise ValueError(f"seed must be one of those that the trace has windows for, {list(seeds)}, got {seed}")
-        return seed % NUM_SEEDS
+    def _start(self, requests: Requests) -> SteppedCluster:
+        setup = self._setup
+        if setup.backend == "vidur":
+            return start_in_vidur(setup.scenario, self._workload_seed, setup.flags)
+        assert setup.twin is not None
+        return SteppedTwin(setup.twin, requests, setup.flags)

@@ -1,0 +1,84 @@
+"""What single and vector environments have in common: the options, checked, and what follows from them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vidur_ppo_plugin.scenario import Scenario
+from vidur_ppo_plugin.sim.schedulers import build_delay_model
+from vidur_ppo_plugin.sim.stepping import simulation_config
+from vidur_ppo_plugin.twin.config import TwinConfig
+
+from .clusters import twin_of
+from .observing import Observer
+from .settings import BACKENDS, changed, check_at_least, check_choice, find_scenario, ppo_flags
+
+#: Seeds drawn for episodes without one begin here: those below are for comparing, tuning and finding capacities.
+FIRST_DRAWN_SEED = 10_000
+#: Seeds are below this, as everywhere in the package; larger ones wrap around.
+NUM_SEEDS = 1_000_000_000
+
+
+class EnvSetup:
+    """Options of `RoutingEnv`, which has their meanings."""
+
+    def __init__(
+        self,
+        scenario: str | Path | Scenario,
+        *,
+        backend: str = "twin",
+        reward_mode: str = "marginal_delay",
+        num_requests: int | None = None,
+        load: float | None = None,
+        num_replicas: int | None = None,
+        replica_speeds: Sequence[float] | None = None,
+        max_steps: int | None = None,
+        flatten: bool = False,
+        latency_limit_penalty: float = 100.0,
+        render_mode: str | None = None,
+        **flags: Any,
+    ) -> None:
+        check_choice("backend", backend, BACKENDS)
+        if render_mode is not None:
+            raise ValueError(f"render_mode must be None, there is nothing to draw, got {render_mode!r}")
+        if max_steps is not None:
+            check_at_least("max_steps", max_steps, 1)
+        check_at_least("latency_limit_penalty", latency_limit_penalty, 0)
+        self.backend = backend
+        self.max_steps = max_steps
+        self.flatten = flatten
+        self.latency_limit_penalty = latency_limit_penalty
+        self.flags = ppo_flags({"reward_mode": reward_mode, **flags})
+        self.scenario = changed(
+            find_scenario(scenario),
+            num_requests=num_requests,
+            load=load,
+            num_replicas=num_replicas,
+            replica_speeds=replica_speeds,
+        )
+        config = simulation_config(self.scenario.vidur_flags(self._seeds()[0]))
+        self._delay_model = build_delay_model(config)
+        #: None where no twin is needed.
+        self.twin: TwinConfig | None = None
+        if backend == "twin" or reward_mode == "marginal_delay":
+            self.twin = twin_of(config, self.scenario)
+
+    def build_observer(self) -> Observer:
+        """Sees one cluster."""
+        return Observer(self.flags, self.scenario.num_replicas, self._delay_model, flatten=self.flatten)
+
+    def pick_seed(self, seed: int | None, np_random: np.random.Generator) -> int:
+        """The workload seed of an episode: the given one, or one drawn."""
+        seeds = self._seeds()
+        if seed is None:
+            return seeds[int(np_random.integers(len(seeds)))]
+        if self.scenario.trace is not None and seed not in seeds:
+            raise ValueError(f"seed must be one of those that the trace has windows for, {list(seeds)}, got {seed}")
+        return seed % NUM_SEEDS
+
+    def _seeds(self) -> Sequence[int]:
+        """What is drawn from: a trace has a window for each of a few seeds."""
+        trace = self.scenario.trace
+        return range(FIRST_DRAWN_SEED, NUM_SEEDS) if trace is None else sorted(trace.windows)
