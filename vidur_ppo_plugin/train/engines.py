@@ -36,6 +36,20 @@ class Engine(Protocol):
         """Stop all workers; a second call does nothing."""
 
 
+class InProcessEngine:
+    """No other process: jobs are done one after the other, here."""
+
+    def __init__(self, config: TrainConfig, clusters: dict[str, Cluster]) -> None:
+        self._worker = Worker(config, clusters)
+
+    def run(self, jobs: Sequence[Job], weights: Weights | None) -> list[Any]:
+        """The results of the jobs, in their order."""
+        return [self._worker.run(job, weights) for job in jobs]
+
+    def close(self) -> None:
+        """Nothing to stop."""
+
+
 class LocalEngine:
     """Worker processes on this machine, started afresh (spawn): job i is done by worker i modulo their number."""
 

@@ -3,8 +3,10 @@
 import json
 import logging
 import signal
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -82,12 +84,11 @@ class Trainer:
         started_s = time.perf_counter()
         self._recorder, wandb_run = open_recorder(self._config, self._out)
         self._progress = Progress(total=self._config.decisions)
-        before = signal.signal(signal.SIGINT, self._interrupt)
         try:
-            reason = self._loop()
-            self.state.save(self._out)
+            with self._on_interrupt():
+                reason = self._loop()
+                self.state.save(self._out)
         finally:
-            signal.signal(signal.SIGINT, before)
             self._progress.close()
             self._recorder.close()
             if wandb_run is not None:
@@ -101,6 +102,18 @@ class Trainer:
             best=self.state.best,
             last=evaluations[-1] if evaluations else None,
         )
+
+    @contextmanager
+    def _on_interrupt(self) -> Iterator[None]:
+        """Ctrl-C ends the loop instead of breaking an update; Python gives signals to the main thread only."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = signal.signal(signal.SIGINT, self._interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         """Ctrl-C: finish the update under way; a second one ends at once."""
