@@ -1,21 +1,24 @@
 """The twin beside Vidur: the same requests on the same replicas, how far apart, how much faster.
 
-    python benchmarks/twin_vs_vidur.py [--requests N] [--stream N] [--json]
+    python benchmarks/twin_vs_vidur.py [--requests N] [--stream N] [--cold] [--json]
 
 For each replica scheduler, one Vidur run with random placements is replayed in the twin. `max_abs_diff_s` is the
 largest difference of a completion or first token over all requests; `speedup` is the smallest ratio of requests per
 second (Vidur's event loop alone against the twin with everything). Then the twin serves `--stream` requests to show
 that its memory stays flat. `first_call_s` is the first run in this process; with `--cold`, without compiled code on
-disk.
+disk. `marginal_delay_*`: 4 replicas with 20 requests in flight each; the event machine's answer is the exact one.
+`rollout_*`: 64 clusters of the chat scenario through the default policy, by one process and by two at once.
 """
 
 import argparse
 import json
+import multiprocessing
 import os
 import resource
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +40,17 @@ FLAGS: dict[str, Any] = {
     "metrics_config_enable_chrome_trace": False,
 }
 REPETITIONS = 5
+# As in configs/scenarios/chat.yaml.
+CHAT_LENGTHS = "lognormal(417, 1.086, 10, 4000) / lognormal(139, 0.973, 5, 2000)"
+CHAT_QPS = 0.9 * 44.4
+ROLLOUT_REQUESTS = 500
+NUM_CLUSTERS = 64
+# A horizon that nothing reaches, so that the event machine rolls to the end.
+ROLL_S = 1e6
 
 
 def vidur_run(directory: Path, scheduler: str, num_requests: int) -> tuple[Any, Any]:
     """Run Vidur; its config and the outcome."""
-    from vidur_ppo_plugin import _autoload
-
-    _autoload.install()
     from vidur.config import SimulationConfig
     from vidur.simulator import Simulator
     from vidur.utils.random import set_seeds
@@ -64,9 +71,8 @@ def vidur_run(directory: Path, scheduler: str, num_requests: int) -> tuple[Any, 
     return config, launch.run_simulator(Simulator(config), config)
 
 
-def compare(config: Any, outcome: Any) -> dict[str, float]:
+def compare(cluster: Any, outcome: Any) -> dict[str, float]:
     """Replay a Vidur run in the twin."""
-    from vidur_ppo_plugin.sim.twin_filler import twin_config
     from vidur_ppo_plugin.twin.twin import run
     from vidur_ppo_plugin.workload.requests import Requests
 
@@ -74,7 +80,7 @@ def compare(config: Any, outcome: Any) -> dict[str, float]:
         return np.array([getattr(request, name) for request in outcome.requests])
 
     requests = Requests(column("arrived_at_s"), column("prompt_tokens"), column("decode_tokens"))
-    cluster, times_s = twin_config(config), []
+    times_s = []
     for _ in range(REPETITIONS + 1):
         start_s = time.perf_counter()
         result = run(cluster, requests, column("replica"))
@@ -89,13 +95,12 @@ def compare(config: Any, outcome: Any) -> dict[str, float]:
     }
 
 
-def stream(config: Any, num_requests: int) -> dict[str, float]:
+def stream(cluster: Any, num_requests: int) -> dict[str, float]:
     """Serve many requests, forgetting what was completed; growth of memory after the first tenth."""
-    from vidur_ppo_plugin.sim.twin_filler import twin_config
     from vidur_ppo_plugin.twin.twin import Twin
 
     rng, part = np.random.default_rng(0), num_requests // 10
-    twin, memory_mb, start_s = Twin(twin_config(config)), [], time.perf_counter()
+    twin, memory_mb, start_s = Twin(cluster), [], time.perf_counter()
     for _ in range(10):
         twin.submit_all(
             rng.integers(0, twin.num_replicas, part),
@@ -109,6 +114,78 @@ def stream(config: Any, num_requests: int) -> dict[str, float]:
     return {"stream_requests_per_s": num_requests / wall_s, "memory_growth_mb": memory_mb[-1] - memory_mb[0]}
 
 
+def marginal_delay_figures(cluster: Any) -> dict[str, float]:
+    """Cost of the marginal delay as it is computed by default, and by the event machine; how far apart they are."""
+    from vidur_ppo_plugin.twin.twin import Twin
+
+    chat = chat_requests(4000, seed=1)
+    times_us: dict[float, list[float]] = {np.inf: [], ROLL_S: []}
+    errors = []
+    for first in range(0, 3900, 100):
+        twin = Twin(cluster)
+        for k in range(first, first + 80):
+            twin.submit(k % 4, 0.01 * (k - first), chat.prompt_tokens[k], chat.decode_tokens[k])
+        for k in range(first + 80, first + 90):
+            increase = []
+            for horizon_s, durations in times_us.items():
+                start_s = time.perf_counter()
+                increase.append(
+                    twin.marginal_delay(0.8, chat.prompt_tokens[k], chat.decode_tokens[k], horizon_s=horizon_s)
+                )
+                durations.append(1e6 * (time.perf_counter() - start_s))
+            errors.append(np.abs(increase[0] / increase[1] - 1.0).max())
+    return {
+        "marginal_delay_us": float(np.median(times_us[np.inf])),
+        "marginal_delay_rolled_us": float(np.median(times_us[ROLL_S])),
+        "marginal_delay_relative_error": float(np.max(errors)),
+    }
+
+
+def chat_requests(num_requests: int, seed: int) -> Any:
+    """Requests of the chat scenario, at 0.9 of its capacity."""
+    from vidur_ppo_plugin.workload.lengths import parse_lengths
+    from vidur_ppo_plugin.workload.synthetic import draw_requests
+
+    return draw_requests(parse_lengths(CHAT_LENGTHS), seed, num_requests, qps=CHAT_QPS)
+
+
+def rollout(cluster: Any) -> float:
+    """Decisions per second of 64 clusters through the default policy, sampled; the best of three."""
+    import torch
+
+    from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
+    from vidur_ppo_plugin.routing.features import FeatureTable
+    from vidur_ppo_plugin.twin.vector import VectorTwin
+
+    torch.set_num_threads(1)
+    table = FeatureTable()
+    shape = {name: getattr(table, name) for name in ("num_replica_features", "num_request_features")}
+    network = ActorCritic(NetworkShape(**shape))
+    requests = [chat_requests(ROLLOUT_REQUESTS, seed) for seed in range(NUM_CLUSTERS)]
+    twin, rng, rates = VectorTwin(cluster, requests), np.random.default_rng(0), []
+    for _ in range(3):
+        twin.reset(requests)
+        start_s = time.perf_counter()
+        with torch.inference_mode():
+            while not twin.is_done.all():
+                seen = twin.observe()
+                prior = (seen.token_load.min(axis=1, keepdims=True) - seen.token_load) / 512.0
+                encoded = network.encode(torch.from_numpy(seen.replicas), torch.from_numpy(seen.request))
+                logits = network.logits(encoded, torch.from_numpy(prior.astype(np.float32))).numpy()
+                twin.act((logits + rng.gumbel(size=logits.shape)).argmax(axis=1))
+        rates.append(NUM_CLUSTERS * ROLLOUT_REQUESTS / (time.perf_counter() - start_s))
+    return max(rates)
+
+
+def rollouts(cluster: Any) -> dict[str, float]:
+    """By one process, and by two at once."""
+    figures = {}
+    for num_processes, name in ((1, "rollout_decisions_per_s"), (2, "rollout_two_processes_decisions_per_s")):
+        with ProcessPoolExecutor(num_processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+            figures[name] = sum(pool.map(rollout, [cluster] * num_processes))
+    return figures
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=1000, help="requests of each Vidur run")
@@ -119,16 +196,24 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as directory:
         if arguments.cold:
             os.environ["NUMBA_CACHE_DIR"] = directory
-        results = {}
+        from vidur_ppo_plugin import _autoload
+
+        _autoload.install()
+        from vidur_ppo_plugin.sim.twin_filler import twin_config
+
+        results, clusters = {}, {}
         for scheduler in SCHEDULERS:
             config, outcome = vidur_run(Path(directory), scheduler, arguments.requests)
-            results[scheduler] = compare(config, outcome)
+            clusters[scheduler] = twin_config(config)
+            results[scheduler] = compare(clusters[scheduler], outcome)
         figures: dict[str, Any] = {
             "max_abs_diff_s": max(result["max_abs_diff_s"] for result in results.values()),
             "speedup": min(r["twin_requests_per_s"] / r["vidur_requests_per_s"] for r in results.values()),
             "different_preemptions": sum(result["different_preemptions"] for result in results.values()),
             "first_call_s": results[SCHEDULERS[0]]["first_call_s"],
-            **stream(config, arguments.stream),
+            **stream(clusters["sarathi"], arguments.stream),
+            **marginal_delay_figures(clusters["sarathi"]),
+            **rollouts(clusters["sarathi"]),
             "schedulers": results,
         }
     if arguments.json:
