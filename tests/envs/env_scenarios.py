@@ -43,4 +43,8 @@ def same(left: Any, right: Any) -> bool:
         return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
     if isinstance(left, tuple | list):
         return len(left) == len(right) and all(map(same, left, right))
-    return np.array_equal(left, right, equal_nan=isinstance(left, float | np.ndarray))
+    if isinstance(left, np.ndarray) and left.dtype == object:
+        return same(left.tolist(), right.tolist())
+    return np.asarray(left).dtype == np.asarray(right).dtype and np.array_equal(
+        left, right, equal_nan=isinstance(left, float | np.ndarray)
+    )

@@ -9,7 +9,7 @@ from vidur_ppo_plugin.sim.stepping import Completion, SteppedVidur
 from vidur_ppo_plugin.sim.twin_filler import twin_config
 from vidur_ppo_plugin.twin.config import TwinConfig
 from vidur_ppo_plugin.twin.source import TwinReplicaSource
-from vidur_ppo_plugin.twin.twin import Twin
+from vidur_ppo_plugin.twin.twin import Completions, Twin
 from vidur_ppo_plugin.workload.requests import Requests
 
 
@@ -51,6 +51,19 @@ def start_in_vidur(scenario: Scenario, seed: int, flags: PPOModularFlags) -> Ste
     """A run of the requests of a seed, which Vidur draws itself; marginal delay is that of a twin in Vidur's state."""
     has_exact_credit = flags.reward_mode == "marginal_delay"
     return SteppedVidur(scenario.vidur_flags(seed), flags, has_exact_credit=has_exact_credit)
+
+
+def completions_of(done: Completions) -> list[Completion]:
+    """What a twin tells of completed requests, one by one."""
+    columns = (
+        done.completed_at_s,
+        done.index,
+        done.replica,
+        done.arrived_at_s,
+        done.first_token_at_s,
+        done.num_restarts,
+    )
+    return [Completion(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
 
 
 class SteppedTwin:
@@ -101,15 +114,7 @@ class SteppedTwin:
         done = self._twin.completions()
         if not len(done):
             return []
-        columns = (
-            done.completed_at_s,
-            done.index,
-            done.replica,
-            done.arrived_at_s,
-            done.first_token_at_s,
-            done.num_restarts,
-        )
-        completions = sorted(Completion(*row) for row in zip(*(column.tolist() for column in columns), strict=True))
+        completions = sorted(completions_of(done))
         if self._index == len(self._requests):
             self.now_s = completions[-1].completed_at_s
         return completions

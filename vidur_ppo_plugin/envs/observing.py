@@ -1,9 +1,11 @@
 """Observations: the features of `ppo_modular`, its prior's logits, and which replicas take requests."""
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
+from numpy.typing import NDArray
 
 from vidur_ppo_plugin.config import PPOModularFlags
 from vidur_ppo_plugin.learn.features import build_features
@@ -11,6 +13,7 @@ from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.features import Float32Array
 from vidur_ppo_plugin.routing.prior import Prior
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
+from vidur_ppo_plugin.twin.vector import VectorObservation
 
 Parts: TypeAlias = dict[str, Float32Array]
 Observation: TypeAlias = Parts | Float32Array
@@ -62,6 +65,25 @@ class Observer:
             }
         )
 
+    @property
+    def sees_many(self) -> bool:
+        """Whether `observe_many` works: the prior is one that the twin computes along with the features."""
+        return self._prior.name in ("least_tokens", "none")
+
+    def observe_many(self, seen: VectorObservation, available: NDArray[np.bool_]) -> Observation:
+        """The same of many clusters at once, whose features the twin has computed."""
+        cost = seen.token_load if self._prior.name == "least_tokens" else np.zeros_like(seen.token_load)
+        parts = {
+            "replicas": seen.replicas.copy(),
+            "request": seen.request.copy(),
+            "prior": np.ascontiguousarray(self._prior.logits(cost.T).T),
+            "available": available.astype(np.float32),
+        }
+        if not self._flatten:
+            return parts
+        joined: Float32Array = np.concatenate([part.reshape(len(part), -1) for part in parts.values()], axis=1)
+        return joined
+
     def nothing(self) -> Observation:
         """The observation after the last decision: zeros."""
         return self._joined({name: np.zeros(box.shape or (), np.float32) for name, box in self._parts.items()})
@@ -71,3 +93,12 @@ class Observer:
             return parts
         joined: Float32Array = np.concatenate([part.ravel() for part in parts.values()])
         return joined
+
+
+def stacked(observations: Sequence[Observation]) -> Observation:
+    """Observations of several clusters as one."""
+    first = observations[0]
+    if isinstance(first, dict):
+        return {name: np.stack([part[name] for part in observations]) for name in first}  # type: ignore[call-overload]
+    together: Float32Array = np.stack(observations)  # type: ignore[arg-type]
+    return together

@@ -58,12 +58,17 @@ class EnvSetup:
             num_replicas=num_replicas,
             replica_speeds=replica_speeds,
         )
-        config = simulation_config(self.scenario.vidur_flags(self._seeds()[0]))
+        config = simulation_config(self.scenario.vidur_flags(self.any_seed))
         self._delay_model = build_delay_model(config)
         #: None where no twin is needed.
         self.twin: TwinConfig | None = None
         if backend == "twin" or reward_mode == "marginal_delay":
             self.twin = twin_of(config, self.scenario)
+
+    @property
+    def any_seed(self) -> int:
+        """A seed that there are requests for."""
+        return self._seeds()[0]
 
     def build_observer(self) -> Observer:
         """Sees one cluster."""

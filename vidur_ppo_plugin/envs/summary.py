@@ -19,6 +19,11 @@ class EpisodeLog:
         self._placements = np.zeros(num_replicas, np.int64)
         self._completions: list[Completion] = []
 
+    @property
+    def num_completed(self) -> int:
+        """Requests completed so far."""
+        return len(self._completions)
+
     def on_placement(self, replica: int) -> None:
         """A request was placed."""
         self._placements[replica] += 1
@@ -42,7 +47,7 @@ class EpisodeLog:
         num_placed = int(self._placements.sum())
         return summary | {
             "num_placed": num_placed,
-            "num_completed": len(requests),
+            "num_completed": self.num_completed,
             "preemptions": sum(done.num_restarts for done in self._completions),
             "action_shares": self._placements / max(1, num_placed),
         }
