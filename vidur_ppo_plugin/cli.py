@@ -219,6 +219,27 @@ class Train:
 
 
 @dataclass
+class Scenario:
+    """List the scenarios, or print the plain command of Vidur that simulates one: vidur-ppo scenario [NAME]."""
+
+    # The scenario; without one, all are listed.
+    name: Optional[str] = field(default=None, positional=True, nargs="?", metavar="NAME")  # noqa: UP045
+    # The scheduler, as for compare.
+    scheduler: str = "least_tokens"
+    # The seed of the requests; comparisons use 1000 and up.
+    seed: int = 1000
+
+    def execute(self, overrides: list[str]) -> int:
+        """List or print."""
+        from vidur_ppo_plugin.compare.command import scenario_command
+
+        try:
+            return scenario_command(self.name, self.scheduler, self.seed)
+        except ValueError as error:
+            return fail(str(error))
+
+
+@dataclass
 class Commands:
     """A PPO-trained global scheduler, honest baselines and an offline predictor for Vidur."""
 
@@ -227,6 +248,7 @@ class Commands:
             "run": Run,
             "compare": Compare,
             "capacity": Capacity,
+            "scenario": Scenario,
             "train": Train,
             "doctor": Doctor,
             "dashboard": Dashboard,

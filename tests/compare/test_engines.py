@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from simulation import simulate
 
-from vidur_ppo_plugin import _autoload
-from vidur_ppo_plugin.compare.engines import EngineError, cell_flags, run_cell
+from vidur_ppo_plugin.cli import main
+from vidur_ppo_plugin.compare.engines import EngineError, run_cell, vidur_arguments
 from vidur_ppo_plugin.compare.metrics import METRICS
 from vidur_ppo_plugin.compare.schedulers import SchedulerSpec, parse_schedulers
 from vidur_ppo_plugin.scenario import Capacity, Scenario, load_scenario
@@ -105,22 +105,28 @@ def test_learning_online_runs_in_vidur_whatever_the_engine() -> None:
 
 def test_the_printed_command_simulates_the_same(tmp_path: Path) -> None:
     """A user's plain `python -m vidur.main` with the flags of a cell: the same placements and latencies."""
-    from vidur_ppo_plugin.sim.flags import known_flags, to_arguments
-
-    _autoload.install()
     scenario, scheduler = SCENARIOS["stale"], SchedulerSpec("least_tokens", "least_tokens")
-    flags = cell_flags(scenario, scheduler, SEED) | {
-        "metrics_config_output_dir": str(tmp_path),
-        "metrics_config_store_plots": False,
-        "metrics_config_enable_chrome_trace": False,
-    }
-    command = [sys.executable, "-m", "vidur.main", *to_arguments(flags, known_flags())]
+    quiet = ["--no-metrics_config_store_plots", "--no-metrics_config_enable_chrome_trace"]
+    command = [sys.executable, "-m", "vidur.main", *vidur_arguments(scenario, scheduler, SEED), *quiet]
     subprocess.run(command, check=True, capture_output=True, cwd=tmp_path)
     (file,) = tmp_path.rglob("request_metrics.csv")
     metrics = pd.read_csv(file).sort_values("Request Id")
     requests = run_cell(scenario, scheduler, SEED, engine="twin").requests
     expected = (requests["completed_at_s"] - requests["arrived_at_s"]).to_numpy()
     assert metrics["request_e2e_time"].to_numpy() == pytest.approx(expected, rel=1e-12)
+
+
+def test_what_plain_vidur_cannot_do_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scenario", "drain", "--scheduler", "lor"]) == 2
+    assert "lor is Vidur's own and has no flags for old reports or drained replicas" in capsys.readouterr().err
+    assert main(["scenario", "chat", "--scheduler", "oracle"]) == 2
+    assert main(["scenario", "chat", "--scheduler", "lor", "--seed", "5"]) == 0
+    printed = capsys.readouterr().out
+    assert (
+        printed.startswith("python -m vidur.main ") and "--renewal_request_interval_generator_config_seed 5" in printed
+    )
+    assert main(["scenario"]) == 0
+    assert "mixed_long" in capsys.readouterr().out
 
 
 def test_what_the_twin_does_not_cover_is_named() -> None:

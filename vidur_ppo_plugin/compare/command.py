@@ -1,7 +1,8 @@
-"""What `vidur-ppo compare` and `vidur-ppo capacity` do with their options."""
+"""What `vidur-ppo compare`, `vidur-ppo capacity` and `vidur-ppo scenario` do with their options."""
 
 import dataclasses
 import os
+import shlex
 from pathlib import Path
 
 import yaml
@@ -11,11 +12,12 @@ from vidur_ppo_plugin.scenario import REPLAY, Capacity, load_scenario, scenario_
 
 from .capacity import find_capacity
 from .comparison import Options, compare
-from .engines import TWIN
+from .engines import TWIN, vidur_arguments
 from .plots import write_plots
 from .report import write_report
 from .results import Results
 from .runner import in_parallel
+from .schedulers import parse_schedulers
 from .statistics import compare_cells
 from .table import print_tables
 
@@ -77,6 +79,18 @@ def capacity_command(scenarios: str, jobs: int) -> int:
             failed = True
             print(f"{name}: {found!r}")
     return 1 if failed else 0
+
+
+def scenario_command(name: str | None, scheduler: str, seed: int) -> int:
+    """List the scenarios, or print the plain command of Vidur that simulates one."""
+    if name is None:
+        for known in scenario_names():
+            scenario = load_scenario(known)
+            Console().print(f"{known:<15}{scenario.num_replicas:>3} replicas  {scenario.why}", highlight=False)
+        return 0
+    scenario, (spec,) = load_scenario(name), parse_schedulers([scheduler])
+    print(shlex.join(["python", "-m", "vidur.main", *vidur_arguments(scenario, spec, seed)]))
+    return 0
 
 
 def _capacity_of(name: str) -> Capacity:

@@ -77,6 +77,21 @@ def cell_flags(scenario: Scenario, scheduler: SchedulerSpec, seed: int) -> dict[
     return {**scenario.vidur_flags(seed), **scheduler.vidur_flags(seed, **hidden)}
 
 
+def vidur_arguments(scenario: Scenario, scheduler: SchedulerSpec, seed: int) -> list[str]:
+    """The same as arguments; EngineError where plain Vidur cannot do what a cell does."""
+    from vidur_ppo_plugin.sim.flags import known_flags, to_arguments
+
+    if scheduler.kind == ORACLE:
+        raise EngineError(f"{scheduler.label} is not a scheduler of `python -m vidur.main`")
+    if scheduler.kind in STOCK and (scenario.report_delay_s or scenario.drained):
+        raise EngineError(
+            f"{scheduler.label} is Vidur's own and has no flags for old reports or drained replicas, "
+            f"which scenario {scenario.name!r} needs"
+        )
+    _autoload.install()
+    return to_arguments(cell_flags(scenario, scheduler, seed), known_flags())
+
+
 def _run_in_vidur(scenario: Scenario, scheduler: SchedulerSpec, seed: int) -> CellRun:
     from vidur_ppo_plugin.sim.launch import run
     from vidur_ppo_plugin.sim.routed import route
