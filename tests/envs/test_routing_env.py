@@ -1,5 +1,6 @@
 """The environment as RL libraries see it: checkers, seeds, spaces, ends of episodes, errors."""
 
+import os
 import subprocess
 import sys
 import warnings
@@ -61,6 +62,14 @@ def test_a_new_process_finds_it_without_importing_the_package() -> None:
         "False",
         "False",
     ]
+
+
+def test_where_plugins_are_off_it_is_not_registered() -> None:
+    code = "import gymnasium; print('vidur_ppo/Routing-v0' in gymnasium.registry)"
+    environment = {**os.environ, "VIDUR_PLUGINS": ""}
+    command = [sys.executable, "-c", code]
+    output = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    assert output.strip() == "False"
 
 
 def test_spaces_follow_from_the_cluster() -> None:
