@@ -90,6 +90,12 @@ class TrainConfig:
     seed: int = flag(1, "Seed of everything that is drawn.", low=0, high=1_000_000_000)
     decisions: int = flag(500_000, "Decisions to learn from, in total.", low=1)
     environments: int = flag(32, "Clusters simulated at once. Raise it for variety in an update.", low=1, high=4096)
+    clusters_in_step: int = flag(
+        8,
+        "Clusters of one kind that run in step, each with its own requests. Raise it for speed, lower it for variety.",
+        low=1,
+        high=1024,
+    )
     episode_rollouts: int = flag(
         16, "Rollouts of an episode; then the cluster starts anew, perhaps as another. Raise it near saturation.", low=1
     )
@@ -121,6 +127,12 @@ class TrainConfig:
     def decisions_per_update(self) -> int:
         """Of all environments together."""
         return self.environments * self.flags.rollout_len
+
+    @property
+    def slot_sizes(self) -> list[int]:
+        """Clusters of each slot: a slot's clusters are of one kind and run in step."""
+        full, rest = divmod(self.environments, self.clusters_in_step)
+        return [self.clusters_in_step] * full + [rest] * (rest > 0)
 
     @property
     def evaluated_scenarios(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Episodes: which cluster a stream of decisions runs on for a while, and with which requests; drawn by seed."""
+"""Episodes: which clusters a slot runs for a while, and with which requests; drawn by seed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,27 +24,44 @@ _LONGEST_DRAIN = 0.4
 class Episode:
     """All that it takes to run an episode, in any process."""
 
-    #: Which stream it belongs to, and the how manieth of it.
-    stream: int
+    #: Which slot it belongs to, and the how manieth of it.
+    slot: int
     number: int
     scenario: str
-    seed: int
+    #: Of each cluster: the seed of its requests, and its load.
+    seeds: tuple[int, ...]
+    loads: tuple[float, ...]
     num_requests: int
-    load: float
     speed_factors: tuple[float, ...]
     report_delay_s: float
     #: Replica, and from when to when as fractions of the episode.
     drained: tuple[tuple[int, float, float], ...]
 
-    def at_scale(self) -> Scenario:
-        """The scenario with this episode's cluster and load."""
-        own = find_scenario(self.scenario)
-        size = len(self.speed_factors)
-        return changed(own.at(drained=()), load=self.load, num_replicas=size, replica_speeds=self.speed_factors)
+    @property
+    def num_clusters(self) -> int:
+        """How many clusters run in step."""
+        return len(self.seeds)
 
-    def requests(self) -> Requests:
-        """The requests, in order of arrival."""
-        return self.at_scale().requests(self.seed, self.num_requests)
+    @property
+    def num_decisions(self) -> int:
+        """Decisions of each cluster: the state before the last request is only there to bootstrap from."""
+        return self.num_requests - 1
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the router sees everything at once and may send anywhere."""
+        return not self.report_delay_s and not self.drained
+
+    def at_scale(self, cluster: int) -> Scenario:
+        """The scenario with the replicas and the load of a cluster."""
+        own, size = find_scenario(self.scenario), len(self.speed_factors)
+        return changed(
+            own.at(drained=()), load=self.loads[cluster], num_replicas=size, replica_speeds=self.speed_factors
+        )
+
+    def requests(self) -> list[Requests]:
+        """The requests of each cluster, in order of arrival."""
+        return [self.at_scale(cluster).requests(seed, self.num_requests) for cluster, seed in enumerate(self.seeds)]
 
     def drains(self, requests: Requests) -> tuple[Drain, ...]:
         """When which replicas take no new requests."""
@@ -52,27 +69,27 @@ class Episode:
         return tuple(Drain(replica, low * last_s, high * last_s) for replica, low, high in self.drained)
 
 
-def draw_episode(config: TrainConfig, stream: int, number: int, *, load_factor: float = 1.0) -> Episode:
-    """The episode of a stream; the same for the same configuration and numbers, in any order.
+def draw_episode(config: TrainConfig, slot: int, number: int, *, load_factor: float = 1.0) -> Episode:
+    """The episode of a slot; the same for the same configuration and numbers, in any order.
 
-    The first episodes of the streams have different lengths, so that streams do not start anew all at once.
+    The first episodes of the slots have different lengths, so that slots do not start anew all at once.
     """
-    rng = np.random.default_rng([config.seed, stream, number])
+    rng = np.random.default_rng([config.seed, slot, number])
     weights = np.array([part.weight for part in config.mixture])
     part = config.mixture[int(rng.choice(len(weights), p=weights / weights.sum()))]
-    clusters = part_scenarios(part)
-    scenario = clusters[int(rng.integers(len(clusters)))]
+    kinds = part_scenarios(part)
+    scenario = kinds[int(rng.integers(len(kinds)))]
     num_rollouts = config.episode_rollouts
     if number == 0:
-        num_rollouts = 1 + stream % config.episode_rollouts
+        num_rollouts = 1 + slot % config.episode_rollouts
+    clusters = range(config.slot_sizes[slot])
     return Episode(
-        stream=stream,
+        slot=slot,
         number=number,
         scenario=part.scenario,
-        seed=int(rng.integers(FIRST_TRAINING_SEED, 2**31)),
-        # One more than there are decisions: the state after the last one is what is bootstrapped from.
+        seeds=tuple(int(rng.integers(FIRST_TRAINING_SEED, 2**31)) for _ in clusters),
+        loads=tuple(_draw(part.load, scenario.load, rng) * load_factor for _ in clusters),
         num_requests=num_rollouts * config.flags.rollout_len + 1,
-        load=_draw(part.load, scenario.load, rng) * load_factor,
         speed_factors=tuple(speeds_of(scenario)),
         report_delay_s=_draw(part.report_delay_s, scenario.report_delay_s, rng),
         drained=_draw_drained(part, scenario, rng),

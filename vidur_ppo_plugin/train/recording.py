@@ -11,7 +11,7 @@ from vidur_ppo_plugin.record.outcome import Distribution
 from vidur_ppo_plugin.record.recorder import Recorder
 
 from .config import TrainConfig, replica_counts
-from .streams import Experience
+from .slots import Experience
 
 METRICS_FILE = "ppo_metrics.csv"
 
@@ -62,7 +62,7 @@ def served_row(experiences: Sequence[Experience]) -> dict[str, float]:
 
 def share_row(experiences: Sequence[Experience], num_columns: int) -> dict[str, float]:
     """Shares of the decisions by the number of the replica, over clusters of any size."""
-    actions = np.concatenate([experience.actions for experience in experiences])
+    actions = np.concatenate([experience.actions.reshape(-1) for experience in experiences])
     shares = np.bincount(actions, minlength=num_columns) / len(actions)
     if num_columns <= MAX_REPLICA_COLUMNS:
         return {f"action_replica_{index}": float(share) for index, share in enumerate(shares)}

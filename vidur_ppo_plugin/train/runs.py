@@ -1,6 +1,8 @@
 """A run of requests that stops at every placement: in the twin, or in Vidur itself."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -12,7 +14,7 @@ from vidur_ppo_plugin.workload.requests import Requests
 
 from .clusters import Cluster
 from .config import TrainConfig
-from .credit import analytic_credit, exact_credit
+from .credit import analytic_credit, exact_options, work_of
 from .episodes import Episode
 
 
@@ -30,7 +32,7 @@ class Served:
 
 
 class Run(Protocol):
-    """What a stream needs of a simulator."""
+    """What has to be simulated of one cluster."""
 
     def next_request(self) -> RequestInfo:
         """Go on until a request has to be placed."""
@@ -48,13 +50,13 @@ class Run(Protocol):
         """What was completed since the last call."""
 
 
-def open_run(config: TrainConfig, episode: Episode, cluster: Cluster, requests: Requests) -> Run:
-    """A run of an episode's requests in the simulator that the configuration names."""
+def open_runs(config: TrainConfig, episode: Episode, cluster: Cluster, requests: Sequence[Requests]) -> list[Run]:
+    """A run for each cluster of an episode, in the simulator that the configuration names."""
     if config.backend == "vidur":
         from .vidur_run import VidurRun  # imports Vidur, which takes seconds
 
-        return VidurRun(episode, config.flags, requests)
-    return TwinRun(config, cluster.with_speeds(episode.speed_factors), requests)
+        return [VidurRun(episode, number, config.flags, part) for number, part in enumerate(requests)]
+    return [TwinRun(config, cluster, part) for part in requests]
 
 
 class TwinRun:
@@ -64,11 +66,9 @@ class TwinRun:
         flags = config.flags
         self._twin = Twin(cluster.twin)
         self._source = TwinReplicaSource(self._twin, num_waiting_slots=flags.max_queue_requests_per_replica)
-        self._credit = (
-            exact_credit(self._twin, flags, horizon_s=config.horizon_s)
-            if config.credit == "exact"
-            else analytic_credit(self._twin, cluster, flags)
-        )
+        self._analytic = analytic_credit(partial(work_of, self._twin), cluster, flags)
+        self._exact_options = exact_options(flags, horizon_s=config.horizon_s)
+        self._is_exact = config.credit == "exact"
         self._decode_tokens = requests.decode_tokens
         columns = (requests.arrived_at_s, requests.prompt_tokens, requests.decode_tokens)
         self._requests = iter(zip(*(column.tolist() for column in columns), strict=True))
@@ -87,7 +87,10 @@ class TwinRun:
 
     def credit(self) -> FloatArray:
         """The reward of placing the request on each replica."""
-        return self._credit(*self._request)
+        if self._is_exact:
+            arrived_at_s, prompt_tokens, decode_tokens = self._request
+            return -self._twin.marginal_delay(arrived_at_s, prompt_tokens, decode_tokens, **self._exact_options)
+        return self._analytic(*self._request)
 
     def place(self, replica: int) -> None:
         """Send the request to a replica."""

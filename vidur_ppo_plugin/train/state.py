@@ -1,4 +1,4 @@
-"""Where a training run is: what its checkpoints hold beside the learner, and where each stream is in its episode."""
+"""Where a training run is: what its checkpoints hold beside the learner, and where each slot is in its episode."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -17,8 +17,8 @@ from .config import TrainConfig
 from .episodes import Episode, draw_episode
 from .evaluation import Result
 from .schema import ConfigError
-from .streams import Experience
-from .worker import StreamTask
+from .slots import Experience
+from .worker import SlotTask
 
 CHECKPOINT_DIRECTORY = "checkpoints"
 #: What may differ between a run and the run that it continues.
@@ -26,35 +26,35 @@ _FREE_TO_CHANGE = ("decisions", "evaluation", "record", "checkpoint_interval", "
 
 
 @dataclass
-class Streams:
-    """Every stream's episode, and the decisions made in it: enough to go on in any process."""
+class Slots:
+    """Every slot's episode, and the decisions made in it: enough to go on in any process."""
 
     config: TrainConfig
     episodes: list[Episode] = field(default_factory=list)
     actions: list[NDArray[np.int16]] = field(default_factory=list)
 
-    def tasks(self, load_factor: float) -> list[StreamTask]:
-        """What each stream does next; an episode whose decisions are all made is followed by another."""
-        for stream in range(self.config.environments):
-            if stream >= len(self.episodes):
-                self._start(stream, 0, load_factor)
-            elif len(self.actions[stream]) >= self.episodes[stream].num_requests - 1:
-                self._start(stream, self.episodes[stream].number + 1, load_factor)
-        return [StreamTask(episode, actions) for episode, actions in zip(self.episodes, self.actions, strict=True)]
+    def tasks(self, load_factor: float) -> list[SlotTask]:
+        """What each slot does next; an episode whose decisions are all made is followed by another."""
+        for slot in range(len(self.config.slot_sizes)):
+            if slot >= len(self.episodes):
+                self._start(slot, 0, load_factor)
+            elif self.is_over(slot):
+                self._start(slot, self.episodes[slot].number + 1, load_factor)
+        return [SlotTask(episode, actions) for episode, actions in zip(self.episodes, self.actions, strict=True)]
 
-    def _start(self, stream: int, number: int, load_factor: float) -> None:
-        episode = draw_episode(self.config, stream, number, load_factor=load_factor)
-        self.episodes[stream : stream + 1] = [episode]
-        self.actions[stream : stream + 1] = [np.empty(0, np.int16)]
+    def _start(self, slot: int, number: int, load_factor: float) -> None:
+        episode = draw_episode(self.config, slot, number, load_factor=load_factor)
+        self.episodes[slot : slot + 1] = [episode]
+        self.actions[slot : slot + 1] = [np.empty((0, episode.num_clusters), np.int16)]
 
     def advance(self, experiences: Sequence[Experience]) -> None:
-        """Remember what the streams did."""
-        for stream, experience in enumerate(experiences):
-            self.actions[stream] = np.concatenate([self.actions[stream], experience.actions.astype(np.int16)])
+        """Remember what was decided."""
+        for slot, experience in enumerate(experiences):
+            self.actions[slot] = np.concatenate([self.actions[slot], experience.actions.astype(np.int16)])
 
-    def is_last(self, stream: int) -> bool:
-        """Whether the episode of a stream is over."""
-        return len(self.actions[stream]) >= self.episodes[stream].num_requests - 1
+    def is_over(self, slot: int) -> bool:
+        """Whether all decisions of the slot's episode were made."""
+        return len(self.actions[slot]) >= self.episodes[slot].num_decisions
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
@@ -72,7 +72,7 @@ class TrainingState:
 
     config: TrainConfig
     agent: Agent
-    streams: Streams
+    slots: Slots
     curriculum: Curriculum | None
     evaluations: list[Result] = field(default_factory=list)
     #: Decisions after which the next evaluation is due.
@@ -112,7 +112,7 @@ class TrainingState:
             raise ConfigError(f"--resume: {loaded.path} was begun with other values: {'; '.join(differences)}")
         state = loaded.state["train"]
         self.agent.load_state_dict(loaded.state["agent"])
-        self.streams.load_state_dict(state["streams"])
+        self.slots.load_state_dict(state["slots"])
         if self.curriculum is not None:
             self.curriculum.load_state_dict(loaded.state["curriculum"])
         self.evaluations = [Result(**result) for result in state["evaluations"]]
@@ -133,7 +133,7 @@ class TrainingState:
             "rewards": HybridReward(HybridParams()).state_dict(),
             "curriculum": None if self.curriculum is None else self.curriculum.state_dict(),
             "train": {
-                "streams": self.streams.state_dict(),
+                "slots": self.slots.state_dict(),
                 "evaluations": [result.to_dict() for result in self.evaluations],
                 "next_evaluation": self.next_evaluation,
             },

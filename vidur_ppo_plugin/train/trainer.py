@@ -21,7 +21,6 @@ from vidur_ppo_plugin.learn.ppo import NonFiniteUpdate
 from vidur_ppo_plugin.learn.rollout import Rollout
 from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
 from vidur_ppo_plugin.record.progress import Progress
-from vidur_ppo_plugin.routing.features import Observation
 
 from .clusters import Cluster
 from .config import TrainConfig, replica_counts
@@ -29,9 +28,9 @@ from .engines import Engine
 from .evaluation import Evaluator, Result
 from .observing import Weights
 from .recording import open_recorder, served_row, share_row
-from .state import Streams, TrainingState
-from .streams import Experience, Exploration
-from .worker import CollectJob, StreamTask
+from .slots import Experience, Exploration, rollouts_of
+from .state import Slots, TrainingState
+from .worker import CollectJob, SlotTask
 
 logger = logging.getLogger(__name__)
 
@@ -59,12 +58,12 @@ class Trainer:
     def __init__(
         self, config: TrainConfig, clusters: dict[str, Cluster], engine: Engine, out: Path, *, num_jobs: int
     ) -> None:
-        """`num_jobs`: parts that the streams are divided into, one for each worker."""
+        """`num_jobs`: parts that the slots are divided into, one for each worker."""
         self._config, self._flags = config, config.flags
         self._engine = engine
         self._out = out
-        self._num_jobs = min(num_jobs, config.environments)
-        # An update is made of rollouts of all streams: schedules that count updates must know how long they are.
+        self._num_jobs = min(num_jobs, len(config.slot_sizes))
+        # An update is made of rollouts of all clusters: schedules that count updates must know how long they are.
         flags = replace(self._flags, rollout_len=config.decisions_per_update)
         agent = build_agent(
             flags,
@@ -73,7 +72,7 @@ class Trainer:
             update_options={"expected_gradient": config.expected_gradient, "enable_critic": config.enable_critic},
         )
         curriculum = Curriculum.parse(config.curriculum) if config.curriculum else None
-        self.state = TrainingState(config, agent, Streams(config), curriculum)
+        self.state = TrainingState(config, agent, Slots(config), curriculum)
         self._evaluator = Evaluator(config, engine)
         self._is_interrupted = False
         self._times_s = {"collecting": 0.0, "learning": 0.0}
@@ -139,7 +138,7 @@ class Trainer:
         began_s = time.perf_counter()
         experiences = self._collect()
         collected_s = time.perf_counter()
-        num_decisions = sum(len(experience.actions) for experience in experiences)
+        num_decisions = sum(experience.actions.size for experience in experiences)
         self.state.agent.num_decisions += num_decisions
         row = self._learn(experiences)
         ended_s = time.perf_counter()
@@ -163,24 +162,24 @@ class Trainer:
         return actor.weights, actor.shape
 
     def _collect(self) -> list[Experience]:
-        """A rollout of every stream, in their order."""
+        """A rollout of every slot, in their order."""
         agent, curriculum = self.state.agent, self.state.curriculum
-        tasks = self.state.streams.tasks(1.0 if curriculum is None else curriculum.load)
+        tasks = self.state.slots.tasks(1.0 if curriculum is None else curriculum.load)
         exploration = Exploration(temperature=agent.temperature, epsilon=agent.epsilon)
         # By decisions and not by updates: an update that was skipped must not draw the same numbers again.
         iteration = agent.num_decisions // self._config.decisions_per_update
         jobs = [CollectJob(iteration, exploration, part) for part in _split(tasks, self._num_jobs)]
         experiences = [experience for part in self._engine.run(jobs, self.weights()) for experience in part]
-        self.state.streams.advance(experiences)
+        self.state.slots.advance(experiences)
         return experiences
 
     def _learn(self, experiences: Sequence[Experience]) -> dict[str, Any]:
-        agent, streams = self.state.agent, self.state.streams
-        rollouts = [
-            _rollout(experience, stream, agent.temperature, agent.epsilon, is_last=streams.is_last(stream))
-            for stream, experience in enumerate(experiences)
-            if len(experience.action_rewards)
-        ]
+        agent, slots = self.state.agent, self.state.slots
+        exploration = Exploration(temperature=agent.temperature, epsilon=agent.epsilon)
+        rollouts: list[Rollout] = []
+        for slot, experience in enumerate(experiences):
+            first_stream = slot * self._config.clusters_in_step
+            rollouts += rollouts_of(experience, exploration, first_stream, is_last=slots.is_over(slot))
         if not rollouts:
             logger.warning("every episode has been lost at latency_limit_s: nothing to learn from until new ones begin")
             return {}
@@ -239,26 +238,7 @@ class Trainer:
         )
 
 
-def _split(tasks: list[StreamTask], num_parts: int) -> list[list[StreamTask]]:
+def _split(tasks: list[SlotTask], num_parts: int) -> list[list[SlotTask]]:
     """In order, as evenly as possible."""
     bounds = [len(tasks) * part // num_parts for part in range(num_parts + 1)]
     return [tasks[first:last] for first, last in pairwise(bounds)]
-
-
-def _rollout(experience: Experience, stream: int, temperature: float, epsilon: float, *, is_last: bool) -> Rollout:
-    num_kept = len(experience.action_rewards)
-    actions = experience.actions[:num_kept]
-    following = Observation(experience.next_replicas, experience.next_request)
-    return Rollout(
-        replicas=experience.replicas,
-        request=experience.request,
-        prior_logits=experience.prior_logits,
-        actions=actions,
-        temperatures=np.full(num_kept, temperature, np.float32),
-        epsilons=np.full(num_kept, epsilon, np.float32),
-        rewards=experience.action_rewards[np.arange(num_kept), actions],
-        action_rewards=experience.action_rewards,
-        next_observation=None if experience.is_lost else following,
-        stream=stream,
-        is_last_of_stream=is_last,
-    )

@@ -14,8 +14,8 @@ from .runs import Served, served
 class VidurRun:
     """As `TwinRun`."""
 
-    def __init__(self, episode: Episode, flags: PPOModularFlags, requests: Requests) -> None:
-        vidur_flags = episode.at_scale().vidur_flags(episode.seed, episode.num_requests)
+    def __init__(self, episode: Episode, cluster: int, flags: PPOModularFlags, requests: Requests) -> None:
+        vidur_flags = episode.at_scale(cluster).vidur_flags(episode.seeds[cluster], episode.num_requests)
         self._cluster = SteppedVidur(vidur_flags, flags)
         self._decode_tokens = requests.decode_tokens
         self._window_began_s = 0.0

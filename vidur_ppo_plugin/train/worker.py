@@ -16,15 +16,15 @@ from .clusters import Cluster
 from .config import TrainConfig
 from .episodes import Episode
 from .observing import GreedyPolicy, Weights, build_actor
-from .streams import Experience, Exploration, Stream
+from .slots import Experience, Exploration, Slot
 
 #: The name under which the learned policy is evaluated.
 POLICY = "policy"
 
 
 @dataclass(frozen=True)
-class StreamTask:
-    """A stream to go on with: its episode, and the decisions that were made in it so far."""
+class SlotTask:
+    """A slot to go on with: its episode, and the decisions that were made in it so far, [decisions, clusters]."""
 
     episode: Episode
     actions: NDArray[np.int16]
@@ -32,11 +32,11 @@ class StreamTask:
 
 @dataclass(frozen=True)
 class CollectJob:
-    """A rollout of some streams. The result follows from the job and the weights alone, whoever does it."""
+    """A rollout of some slots. The result follows from the job and the weights alone, whoever does it."""
 
     iteration: int
     exploration: Exploration
-    tasks: Sequence[StreamTask]
+    tasks: Sequence[SlotTask]
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,15 @@ Job = CollectJob | EvaluateJob
 
 
 class Worker:
-    """Does jobs; keeps the streams that it ran last, so that it need not repeat their episodes."""
+    """Does jobs; keeps the slots that it ran last, so that it need not repeat their episodes."""
 
     def __init__(self, config: TrainConfig, clusters: dict[str, Cluster]) -> None:
         self._config = config
         self._flags = config.flags
         self._clusters = clusters
-        self._streams: dict[int, Stream] = {}
+        self._slots: dict[int, Slot] = {}
+        # Clusters with their speeds: they come with tables of batch times, which fill up.
+        self._sized: dict[tuple[str, tuple[float, ...]], Cluster] = {}
 
     def run(self, job: Job, weights: Weights | None) -> Any:
         """A list of `Experience`s, or the metrics of an evaluation."""
@@ -72,20 +74,27 @@ class Worker:
         actor, steps = build_actor(weights), self._flags.rollout_len
         experiences = []
         for task in job.tasks:
-            stream = self._stream(task)
-            rng = np.random.default_rng([self._config.seed, task.episode.stream, job.iteration, 1])
-            experiences.append(stream.collect(actor, job.exploration, rng.random((steps, 2))))
+            slot = self._slot(task)
+            rng = np.random.default_rng([self._config.seed, task.episode.slot, job.iteration, 1])
+            uniforms = rng.random((steps, task.episode.num_clusters, 2))
+            experiences.append(slot.collect(actor, job.exploration, uniforms))
         return experiences
 
-    def _stream(self, task: StreamTask) -> Stream:
-        """The stream where the task has it: the one that is there, or a new one that repeats the decisions."""
-        number = task.episode.stream
-        stream = self._streams.get(number)
-        if stream is None or stream.episode != task.episode or stream.num_decisions != len(task.actions):
-            stream = Stream(self._config, task.episode, self._clusters[task.episode.scenario])
-            stream.replay(task.actions)
-            self._streams[number] = stream
-        return stream
+    def _slot(self, task: SlotTask) -> Slot:
+        """The slot where the task has it: the one that is there, or a new one that repeats the decisions."""
+        number = task.episode.slot
+        slot = self._slots.get(number)
+        if slot is None or slot.episode != task.episode or slot.num_decisions != len(task.actions):
+            slot = Slot(self._config, task.episode, self._cluster(task.episode))
+            slot.replay(task.actions)
+            self._slots[number] = slot
+        return slot
+
+    def _cluster(self, episode: Episode) -> Cluster:
+        key = episode.scenario, episode.speed_factors
+        if key not in self._sized:
+            self._sized[key] = self._clusters[episode.scenario].with_speeds(episode.speed_factors)
+        return self._sized[key]
 
     def _evaluate(self, job: EvaluateJob, weights: Weights | None) -> dict[str, float]:
         scenario, cluster = changed(find_scenario(job.scenario)), self._clusters[job.scenario]
