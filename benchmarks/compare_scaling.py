@@ -2,7 +2,7 @@
 
     python benchmarks/compare_scaling.py [--repeats N] [--limit X] [--json]
 
-The real command in new processes, start of interpreter and imports included: 2 scenarios, 4 schedulers, 8 seeds. It
+The real command in new processes, start of interpreter and imports included: 3 scenarios, 6 schedulers, 8 seeds. It
 needs two cores that nobody else uses; the best of several repeats counts, since others can only slow a run down.
 """
 
@@ -15,8 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-SCHEDULERS = "round_robin,least_outstanding,least_tokens,shortest_delay"
-SCENARIOS = "mixed_long,hetero_mixed8"
+SCHEDULERS = "round_robin,lor,power_of_two,least_outstanding,least_tokens,shortest_delay"
+SCENARIOS = "mixed,mixed_long,hetero_mixed8"
 
 
 def run(jobs: int, seeds: int) -> float:
