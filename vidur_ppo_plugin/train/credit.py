@@ -1,39 +1,69 @@
 """What placing a request on each replica adds to everybody's remaining time: to learn from, never to decide by."""
 
 import math
-from collections.abc import Callable
 
 import numpy as np
 
 from vidur_ppo_plugin.config import PPOModularFlags
 from vidur_ppo_plugin.routing.marginal_delay import ClusterWork, marginal_delay
 from vidur_ppo_plugin.routing.snapshot import FloatArray
-from vidur_ppo_plugin.twin.layout import OUTSTANDING
+from vidur_ppo_plugin.twin.layout import OUTSTANDING, IntArray
 from vidur_ppo_plugin.twin.machine import Machine
 
 from .clusters import Cluster
-from .work_kernel import read_work
-
-#: Reward of each replica for a request: moment, prompt tokens, output tokens.
-Credit = Callable[[float, int, int], FloatArray]
+from .work_kernel import increase_all, read_work
 
 
-def analytic_credit(work: Callable[[float], ClusterWork], cluster: Cluster, flags: PPOModularFlags) -> Credit:
-    """By the linear model of `routing.marginal_delay`, as `ppo_modular` learns inside Vidur; `work` by the moment."""
-    speeds = np.array(cluster.twin.speed_factors)
+class AnalyticCredit:
+    """By the linear model of `routing.marginal_delay`, as `ppo_modular` learns inside Vidur."""
 
-    def credit(now_s: float, prompt_tokens: int, decode_tokens: int) -> FloatArray:
-        return -marginal_delay(
-            work(now_s),
-            prompt_tokens=prompt_tokens,
-            decode_tokens=decode_tokens - 1,  # the end of prefill yields the first token
-            speed=speeds,
-            cost=cluster.drain_cost,
-            latency_power=flags.latency_power,
-            backlog_weight=flags.backlog_weight,
+    def __init__(self, cluster: Cluster, flags: PPOModularFlags) -> None:
+        self._speeds = np.array(cluster.twin.speed_factors)
+        self._cost = cluster.drain_cost
+        self._power, self._backlog_weight = flags.latency_power, flags.backlog_weight
+
+    def __call__(
+        self, machine: Machine, arrived_at_s: FloatArray, prompt_tokens: IntArray, decode_tokens: IntArray
+    ) -> FloatArray:
+        """[clusters, replicas]: the rewards of the next request of each cluster; all must have been brought there."""
+        if self._power == 1.0:
+            return self._of_all(machine, prompt_tokens, decode_tokens)
+        requests = zip(arrived_at_s.tolist(), prompt_tokens.tolist(), decode_tokens.tolist(), strict=True)
+        rewards: FloatArray = -np.stack(
+            [
+                marginal_delay(
+                    work_of(machine, now_s, number),
+                    prompt_tokens=prompt,
+                    decode_tokens=decode - 1,  # the end of prefill yields the first token
+                    speed=self._speeds,
+                    cost=self._cost,
+                    latency_power=self._power,
+                    backlog_weight=self._backlog_weight,
+                )
+                for number, (now_s, prompt, decode) in enumerate(requests)
+            ]
         )
+        return rewards
 
-    return credit
+    def _of_all(self, machine: Machine, prompt_tokens: IntArray, decode_tokens: IntArray) -> FloatArray:
+        """The same in one compiled pass."""
+        cost, increases = self._cost, np.empty((len(prompt_tokens), machine.num_replicas))
+        increase_all(
+            machine.rules,
+            machine.state.cells,
+            machine.state.floats,
+            prompt_tokens,
+            decode_tokens,
+            self._speeds,
+            float(self._backlog_weight),
+            cost.prefill_s_per_token,
+            cost.iteration_s,
+            cost.iteration_s_per_request,
+            cost.iteration_s_per_context_token,
+            float(cost.prefill_chunk_tokens),
+            increases,
+        )
+        return -increases
 
 
 def exact_options(flags: PPOModularFlags, *, horizon_s: float) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -18,7 +17,7 @@ from vidur_ppo_plugin.workload.requests import Requests
 
 from .clusters import Cluster
 from .config import TrainConfig
-from .credit import analytic_credit, exact_options, work_of
+from .credit import AnalyticCredit, exact_options
 from .episodes import Episode
 from .observing import Observer
 from .runs import Served, open_runs, served
@@ -67,41 +66,38 @@ class VectorHerd:
         self._requests = requests
         self._twin = VectorTwin(cluster.twin, requests, features=build_features(flags))
         self._prior = Prior(flags.prior, weight=flags.prior_weight, delay_model=cluster.delay_model)
-        self._analytic = [
-            analytic_credit(partial(work_of, self._twin, cluster=number), cluster, flags)
-            for number in range(len(requests))
-        ]
+        self._analytic = AnalyticCredit(cluster, flags)
         self._exact_options = exact_options(flags, horizon_s=config.horizon_s)
         self._is_exact = config.credit == "exact"
-        self._window_began_s = self._moments_s(0)
+        # [clusters, requests]: arrival, prompt and output.
+        self._columns = [
+            np.stack([getattr(part, name) for part in requests])
+            for name in ("arrived_at_s", "prompt_tokens", "decode_tokens")
+        ]
+        self._window_began_s: FloatArray = self._columns[0][:, 0]
         self._step = 0
-        self._shape = len(requests), cluster.twin.num_replicas
-
-    def _moments_s(self, step: int) -> FloatArray:
-        return np.array([part.arrived_at_s[step] for part in self._requests])
+        self._has_limit = config.latency_limit_s > 0
 
     def observe(self) -> Seen:
         """Bring every cluster to its next request."""
         seen = self._twin.observe()
-        logits, waits_s = np.empty(self._shape, np.float32), np.empty(len(self._requests))
+        if self._prior.name == "least_tokens" and not self._has_limit:
+            # The usual case, for all clusters at once; `logits` wants replicas first.
+            logits = self._prior.logits(seen.token_load.T).T
+            return Seen(seen.replicas, seen.request, np.ascontiguousarray(logits), np.zeros(len(self._requests)))
+        parts, waits_s = [], []
         for number in range(len(self._requests)):
             snapshot, request = self._twin.snapshot(number)
-            logits[number] = self._prior.logits(self._prior.cost(snapshot, request))
-            waits_s[number] = snapshot.oldest_wait_s.max()
-        return Seen(seen.replicas, seen.request, logits, waits_s)
+            parts.append(self._prior.logits(self._prior.cost(snapshot, request)))
+            waits_s.append(float(snapshot.oldest_wait_s.max()))
+        return Seen(seen.replicas, seen.request, np.stack(parts), np.array(waits_s))
 
     def credit(self) -> FloatArray:
         """[clusters, replicas]: the reward of placing each cluster's request on each replica."""
         if self._is_exact:
             return -self._twin.marginal_delay(**self._exact_options)
-        at = self._step
-        rewards: FloatArray = np.stack(
-            [
-                credit(float(part.arrived_at_s[at]), int(part.prompt_tokens[at]), int(part.decode_tokens[at]))
-                for credit, part in zip(self._analytic, self._requests, strict=True)
-            ]
-        )
-        return rewards
+        columns = (column[:, self._step] for column in self._columns)
+        return self._analytic(self._twin, *columns)
 
     def place(self, actions: NDArray[np.int64]) -> None:
         """Send each cluster's request to a replica; `observe` comes next."""
@@ -111,15 +107,14 @@ class VectorHerd:
     def take_served(self) -> Served:
         """What was completed since the last call."""
         clusters, done = self._twin.completions()
-        now_s, began_s = self._moments_s(self._step), self._window_began_s
+        now_s, began_s = self._columns[0][:, self._step], self._window_began_s
         self._window_began_s = now_s
-        tokens = [int(self._requests[c].decode_tokens[k]) for c, k in zip(clusters, done.index, strict=True)]
         in_flight = [self._twin.snapshot(number)[0].outstanding_requests for number in range(len(self._requests))]
         return served(
             arrived_at_s=done.arrived_at_s,
             first_token_at_s=done.first_token_at_s,
             completed_at_s=done.completed_at_s,
-            decode_tokens=np.array(tokens, dtype=np.float64),
+            decode_tokens=self._columns[2][clusters, done.index].astype(np.float64),
             duration_s=float((now_s - began_s).sum()),
             load_spread=float(np.mean([counts.std() for counts in in_flight])),
         )

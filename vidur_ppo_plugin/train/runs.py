@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -14,7 +13,7 @@ from vidur_ppo_plugin.workload.requests import Requests
 
 from .clusters import Cluster
 from .config import TrainConfig
-from .credit import analytic_credit, exact_options, work_of
+from .credit import AnalyticCredit, exact_options
 from .episodes import Episode
 
 
@@ -66,7 +65,7 @@ class TwinRun:
         flags = config.flags
         self._twin = Twin(cluster.twin)
         self._source = TwinReplicaSource(self._twin, num_waiting_slots=flags.max_queue_requests_per_replica)
-        self._analytic = analytic_credit(partial(work_of, self._twin), cluster, flags)
+        self._analytic = AnalyticCredit(cluster, flags)
         self._exact_options = exact_options(flags, horizon_s=config.horizon_s)
         self._is_exact = config.credit == "exact"
         self._decode_tokens = requests.decode_tokens
@@ -87,10 +86,12 @@ class TwinRun:
 
     def credit(self) -> FloatArray:
         """The reward of placing the request on each replica."""
+        arrived_at_s, prompt_tokens, decode_tokens = self._request
         if self._is_exact:
-            arrived_at_s, prompt_tokens, decode_tokens = self._request
             return -self._twin.marginal_delay(arrived_at_s, prompt_tokens, decode_tokens, **self._exact_options)
-        return self._analytic(*self._request)
+        columns = (np.array([value]) for value in self._request)
+        rewards: FloatArray = self._analytic(self._twin, *columns)[0]
+        return rewards
 
     def place(self, replica: int) -> None:
         """Send the request to a replica."""

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from vidur_ppo_plugin.routing.delay_kernel import increase
 from vidur_ppo_plugin.twin.compiling import entry, helper
 from vidur_ppo_plugin.twin.layout import (
     ARRIVED,
@@ -71,3 +72,45 @@ def read_work(rules: Any, cells: Any, floats: Any, now_s: float, columns: Any) -
             columns[2, at] = done
             columns[3, at] = now_s - f[q + ARRIVED]
             at += 1
+
+
+@entry
+def increase_all(
+    rules: Any,
+    cells: Any,
+    floats: Any,
+    prompt_tokens: Any,
+    decode_tokens: Any,
+    speeds: Any,
+    backlog_weight: float,
+    token_s: float,
+    iteration_s: float,
+    request_s: float,
+    context_s: float,
+    chunk_tokens: float,
+    result: Any,
+) -> None:
+    """`routing.delay_kernel.increase` for the next request of every cluster: [clusters, replicas]."""
+    size = len(speeds)
+    counts = np.empty(size, np.int64)
+    for c in range(len(prompt_tokens)):
+        rows = cells[c * size : (c + 1) * size]
+        for replica in range(size):
+            counts[replica] = rows[replica, OUTSTANDING]
+        columns = np.empty((4, counts.sum()))
+        read_work(rules, rows, floats[c * size : (c + 1) * size], 0.0, columns)
+        result[c] = increase(
+            columns[0],
+            columns[1],
+            columns[2],
+            counts,
+            speeds,
+            float(prompt_tokens[c]),
+            float(decode_tokens[c] - 1),  # the end of prefill yields the first token
+            backlog_weight,
+            token_s,
+            iteration_s,
+            request_s,
+            context_s,
+            chunk_tokens,
+        )
