@@ -63,7 +63,7 @@ class VisibilityFlags:
     report_delay_s: float = flag(
         0.0,
         "Age of what replicas report when it reaches the router, in seconds; what the router itself sent is known at "
-        "once. Raise it to study routers that scrape metrics.",
+        "once. Raise it to study routers that scrape metrics, lower it for those that are told at once.",
         low=0,
         high=3600,
     )

@@ -46,11 +46,13 @@ def test_a_constant_factor_is_found_without_uncertainty(values: list[float], fac
     assert (change, low, high) == pytest.approx((factor - 1,) * 3, abs=1e-6)
 
 
-def test_two_seeds_in_closed_form() -> None:
-    """Resamples are {1,1}, {1,2}, {2,2}: the middle one has t = 0, the others no error of their own, so no bound."""
-    change, low, high = paired_change(np.array([1.0, 2.0]), np.array([2.0, 2.0]))
-    assert change == pytest.approx(-0.25)
-    assert (low, high) == (-math.inf, math.inf)
+def test_fewer_than_four_seeds_have_no_interval() -> None:
+    """A resample of one seed alone has no error of its own: of three seeds, every ninth on either side."""
+    rng = np.random.default_rng(0)
+    for num_seeds in (2, 3, 4):
+        change, low, high = paired_change(rng.normal(1, 0.1, num_seeds), np.full(num_seeds, 2.0))
+        assert change == pytest.approx(-0.5, abs=0.1)
+        assert math.isnan(low) == math.isnan(high) == (num_seeds < 4)
 
 
 def test_five_seeds_against_a_direct_computation() -> None:
@@ -146,6 +148,14 @@ def test_one_seed_says_nothing_of_its_uncertainty() -> None:
     row = compare_cells(cells(a=[1.0], b=[2.0]), "b").query("scheduler == 'a' and metric == 'e2e_mean'").iloc[0]
     assert row.change == -0.5
     assert math.isnan(row.low) and row.verdict == UNTESTED
+
+
+@pytest.mark.filterwarnings("error")
+def test_rare_events_that_some_seeds_have_none_of() -> None:
+    """Two of five seeds without a preemption: too little is known for a bound, and no warning is needed to say so."""
+    change, low, high = paired_change(np.array([0.0, 1, 9, 4, 0]), np.array([0.0, 3, 10, 9, 0]))
+    assert change == pytest.approx(14 / 22 - 1)
+    assert verdict_of("preemptions", change, low, high) == UNTESTED
 
 
 def test_zero_and_missing_values() -> None:

@@ -23,7 +23,7 @@ FloatArray = NDArray[np.float64]
 CONFIDENCE = 0.95
 BETTER, WORSE, SAME = "better", "worse", "no difference"
 REFERENCE = "reference"
-#: One seed has no spread: nothing can be said.
+#: Too few seeds (fewer than four) for an interval.
 UNTESTED = "not tested"
 #: The interval excludes zero, but more is neither better nor worse.
 DIFFERENT = "different"
@@ -60,7 +60,7 @@ def compare_cells(cells: pd.DataFrame, reference: str) -> pd.DataFrame:
 
 
 def paired_change(ours: FloatArray, theirs: FloatArray) -> tuple[float, float, float]:
-    """Relative change of the mean and its interval: (change, low, high); NaN where undefined (no spread: one seed)."""
+    """Relative change of the mean and its interval: (change, low, high); NaN where it cannot be told."""
     if len(ours) == 0 or np.isnan(ours).any() or np.isnan(theirs).any():
         return math.nan, math.nan, math.nan
     if np.array_equal(ours, theirs):
@@ -75,6 +75,8 @@ def paired_change(ours: FloatArray, theirs: FloatArray) -> tuple[float, float, f
     if error < _TINY:
         return change, change, change
     low, high = _studentised_quantiles(ours, theirs)
+    if math.isinf(low) or math.isinf(high):  # three seeds at most, or events that hardly any seed has
+        return change, math.nan, math.nan
     return change, float(change - high * error), float(change - low * error)
 
 
@@ -92,8 +94,10 @@ def verdict_of(metric: str, change: float, low: float, high: float) -> str:
 def _studentised_quantiles(ours: FloatArray, theirs: FloatArray) -> tuple[float, float]:
     """The outer quantiles of (change* - change) / error* over resamples of the seeds."""
     counts, weights = _resamples(len(ours))
-    resampled = (counts @ ours) / (counts @ theirs) - 1
-    differences = resampled - (ours.mean() / theirs.mean() - 1)
+    # Counts of rare events may be zero in some seeds: a resample of those alone has no relative change.
+    is_defined = counts @ theirs != 0
+    counts, weights = counts[is_defined], weights[is_defined] / weights[is_defined].sum()
+    differences = (counts @ ours) / (counts @ theirs) - ours.mean() / theirs.mean()
     errors = _standard_errors(ours, theirs, counts)
     # A resample of one seed alone has no error of its own: it counts as infinitely far out, on its side.
     far = np.where(differences == 0, 0.0, np.copysign(np.inf, differences))
