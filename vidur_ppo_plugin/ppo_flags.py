@@ -25,6 +25,12 @@ class RewardFlags:
         "Raise it near saturation, lower it for light load.",
         low=0,
     )
+    credit: str = flag(
+        "auto",
+        "marginal_delay: exact looks ahead in a twin of the simulation, analytic in a linear model of it; auto is exact "
+        "where the twin covers the cluster and all replicas are scored.",
+        choices=["auto", "exact", "analytic"],
+    )
     throughput_target: float = flag(
         0.0,
         "hybrid: requests per second that score 1; 0 adapts to what was reached. Lower it if scores stay below 0, "
@@ -218,7 +224,7 @@ class ExplorationFlags:
     reference_patience: int = flag(
         3,
         "Updates in a row with a gain_over_prior below 0 (the prior would have done better) that start a pulse; 0 for "
-        "never. Lower it to react sooner, raise it to bear more. (marginal_delay)",
+        "never. Lower it to react sooner, raise it to bear more (marginal_delay).",
         low=0,
     )
     target_entropy: float = flag(

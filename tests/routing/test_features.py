@@ -65,7 +65,6 @@ def test_levels_by_hand() -> None:
         "queue_0_prompt": [ln(1), 0],
         "queue_0_age": [ln(1), 0],
         "queue_1_prompt": [0, 0],
-        "speed": [np.log(0.5), 0],
         "cached": [0, 0.5],
         "prefill_trend": [0, 0],
         "prefill_change": [0, 0],

@@ -12,7 +12,7 @@ _OUTSTANDING, _RUNNING = ROW["outstanding_requests"], ROW["running_requests"]
 _PREFILL, _CONTEXT, _DECODED = ROW["prefill_tokens"], ROW["context_tokens"], ROW["decoded_tokens"]
 _KV_USED, _KV_TOTAL, _OLDEST = ROW["kv_blocks_used"], ROW["kv_blocks_total"], ROW["oldest_wait_s"]
 _LATENCY, _RATE = ROW["recent_latency_s"], ROW["completion_rate_per_s"]
-_SPEED, _CACHED = ROW["speed_factor"], ROW["cached_prompt_tokens"]
+_CACHED = ROW["cached_prompt_tokens"]
 
 
 def _observe(
@@ -47,7 +47,7 @@ def _observe(
         levels[8, i] = values[_PREFILL, i] + CONTEXT_WEIGHT * values[_CONTEXT, i] + REQUEST_WEIGHT * outstanding
         levels[9, i] = values[_KV_USED, i] / values[_KV_TOTAL, i]
     num_slots = waiting.shape[0]
-    replicas = np.empty((size, 2 * num_levels + 2 * num_trends + num_slots + 2), np.float32)
+    replicas = np.empty((size, 2 * num_levels + 2 * num_trends + num_slots + 1), np.float32)
     for level in range(num_levels):
         total = 0.0
         for i in range(size):
@@ -73,8 +73,7 @@ def _observe(
     for i in range(size):
         for slot in range(num_slots):
             replicas[i, column + slot] = math.log1p(waiting[slot, i] * inverse_slot_scales[slot, 0])
-        replicas[i, column + num_slots] = math.log(values[_SPEED, i])
-        replicas[i, column + num_slots + 1] = values[_CACHED, i] / prompt_tokens
+        replicas[i, column + num_slots] = values[_CACHED, i] / prompt_tokens
     return replicas, _request_vector(request, levels[8], levels[0])
 
 

@@ -89,8 +89,7 @@ _LEVEL_ROWS = np.array(
         )
     ]
 )
-# The last two rows of a snapshot, and of the features.
-_SPEED, _CACHED = ROW["speed_factor"], ROW["cached_prompt_tokens"]
+_CACHED = ROW["cached_prompt_tokens"]
 # Largest cluster that the number of replicas is measured against.
 _LOG_MAX_REPLICAS = math.log(1024)
 # Up to here one compiled pass is faster than numpy, whose logarithms are vectorised.
@@ -212,7 +211,7 @@ class FeatureTable:
         self._last = trends
         request_vector = self._request_vector(snapshot, request, levels[_LOAD], relative[_LOAD], means)
         waiting = snapshot.waiting
-        static = snapshot.values[_SPEED : _CACHED + 1]
+        static = snapshot.values[_CACHED : _CACHED + 1]
         if chosen is not None:
             # Only what is shown of a replica itself: what others see of it is in the means above.
             levels, relative, trend, change, waiting, static = (
@@ -221,7 +220,6 @@ class FeatureTable:
         slots = waiting * self._inverse_slot_scales
         np.log1p(slots, out=slots)
         matrix = np.concatenate((levels, relative, trend, change, slots, static))
-        np.log(matrix[-2], out=matrix[-2])
         matrix[-1] /= request.prompt_tokens
         return Observation(matrix.T.astype(np.float32, order="C"), request_vector)
 
@@ -270,7 +268,6 @@ class FeatureTable:
         features += [
             Feature(f"queue_{i}_age", "seconds", f"log1p(age of waiting request {i} / seconds scale)") for i in slots
         ]
-        features.append(Feature("speed", "log", "log(speed factor)"))
         features.append(Feature("cached", "fraction", "prompt tokens cached there / prompt tokens"))
         return tuple(features)
 

@@ -13,6 +13,7 @@ from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot
 
 from .credit import cluster_work
 from .replica_source import VidurReplicaSource
+from .shadow import ShadowTwin
 
 ActionRewards = NDArray[np.float64]
 
@@ -114,8 +115,11 @@ class RewardTracker(DecisionRewards):
         *,
         cost: DrainCost,
         speed_factors: list[float],
+        shadow: ShadowTwin | None = None,
     ) -> None:
+        """`shadow`: where marginal delays come from; without one, from the linear model of `cost`."""
         super().__init__(flags)
+        self._shadow = shadow
         self._source = source
         self._cost = cost
         self._speed_factors = np.array(speed_factors)
@@ -130,6 +134,9 @@ class RewardTracker(DecisionRewards):
 
     def of_every_action(self, request: Any, now_s: float, observed: NDArray[np.intp] | None) -> ActionRewards:
         """marginal_delay: the reward of placing the request on each replica (of the observed ones)."""
+        if self._shadow is not None:
+            increases = self._shadow.marginal_delay(request, now_s)
+            return -(increases if observed is None else increases[observed])
         indices = range(self._source.num_replicas) if observed is None else observed.tolist()
         work = cluster_work([self._source.requests_in_flight(index) for index in indices], now_s)
         speeds = self._speed_factors if observed is None else self._speed_factors[observed]

@@ -34,7 +34,9 @@ from .ppo_statistics import RunStatistics
 from .replica_source import VidurReplicaSource
 from .roofline_predictor import build_roofline
 from .schedulers import build_delay_model, prefill_chunk_size
+from .shadow import ShadowTwin
 from .teachers import DEMONSTRATIONS_FILE, Demonstrator
+from .twin_filler import twin_config
 
 logger = init_logger("vidur.vidur_ppo_plugin")
 # What the rest of the package logs (switches of stages, alarms) belongs into Vidur's log too.
@@ -67,8 +69,9 @@ class PPOModularScheduler(BaseGlobalScheduler):
         roofline = build_roofline(config.cluster_config.replica_config, config.execution_time_predictor_config)
         cost = drain_cost(roofline, prefill_chunk_size(config))
         self._visibility = visibility(flags, len(replicas))
-        self._rewards = RewardTracker(flags, self._source, cost=cost, speed_factors=speeds)
         self._is_learning = not (flags.inference_only or flags.demonstrate_with)
+        self._shadow, credit = self._open_shadow(config)
+        self._rewards = RewardTracker(flags, self._source, cost=cost, speed_factors=speeds, shadow=self._shadow)
         self._statistics = RunStatistics(num_replicas=len(replicas), has_windows=self._is_learning)
         self._alarm = CollapseAlarm(num_replicas=len(replicas), share_threshold=flags.collapse_share)
         self._limit = (
@@ -95,14 +98,35 @@ class PPOModularScheduler(BaseGlobalScheduler):
         atexit.register(self.finish)
         logger.info(
             "vidur-ppo-plugin %s: global scheduler ppo_modular is active on %d replicas "
-            "(%s; reward %s, prior %s, %d features)",
+            "(%s; reward %s%s, prior %s, %d features)",
             __version__,
             len(replicas),
             self._activity(),
             flags.reward_mode,
+            credit,
             flags.prior,
             self.agent.features.num_replica_features,
         )
+
+    def _open_shadow(self, config: Any) -> tuple[ShadowTwin | None, str]:
+        """What exact credit comes from, if it is wanted and can be had, and how the log calls the credit."""
+        flags = self._flags
+        if not self._is_learning or flags.reward_mode != "marginal_delay":
+            return None, ""
+        if flags.credit == "analytic":
+            return None, ", credit analytic"
+        is_sampled = 0 < flags.max_candidates < len(self._replica_ids)
+        if flags.credit == "auto" and is_sampled:  # the twin would roll all replicas forward
+            return None, ", credit analytic (max_candidates)"
+        try:
+            twin = twin_config(config)
+        except ValueError as error:
+            if flags.credit == "exact":
+                name = flag_name(type(flags), "credit")
+                raise ValueError(f"{name} must be auto or analytic for this cluster, got 'exact': {error}") from None
+            return None, f", credit analytic ({error})"
+        options = {"latency_power": flags.latency_power, "backlog_weight": flags.backlog_weight}
+        return ShadowTwin(twin, **options), ", credit exact"
 
     def _activity(self) -> str:
         if self._flags.demonstrate_with:
@@ -150,6 +174,8 @@ class PPOModularScheduler(BaseGlobalScheduler):
                 raise
             self._visibility.on_dispatch(index, request.num_prefill_tokens)
             self._source.on_dispatch(index, request)
+            if self._shadow is not None:
+                self._shadow.place(index, request)
             placements.append((self._replica_ids[index], request))
         self._request_queue.clear()
         return placements
