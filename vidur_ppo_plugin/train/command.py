@@ -13,6 +13,7 @@ from .config import TrainConfig, load_config
 from .engines import Engine, LocalEngine
 from .schema import ConfigError
 from .state import CHECKPOINT_DIRECTORY
+from .sweep import combinations, run_sweep
 from .trainer import Outcome, Trainer
 
 #: Exit status of a run that Ctrl-C ended, as shells have it.
@@ -38,8 +39,6 @@ def train_command(
     workers = workers or max(1, os.cpu_count() or 1)
     _check_options(config, out, workers=workers, engine=engine, address=address, resume=resume)
     if config.sweep:
-        from .sweep import run_sweep  # imports Ray
-
         return run_sweep(config, out, address=address)
     _log_to(out)
     clusters = build_clusters([part.scenario for part in config.mixture] + config.evaluated_scenarios)
@@ -99,6 +98,8 @@ def _check_options(config: TrainConfig, out: Path, *, workers: int, engine: str,
         raise ConfigError(f"--address needs --engine ray, got {address!r} with --engine {engine}")
     if config.sweep and engine != "ray":
         raise ConfigError(f"sweep needs --engine ray, got --engine {engine}")
+    if config.sweep:
+        combinations(config)
     if engine == "ray":
         _require_ray()
     if out.exists() and not out.is_dir():

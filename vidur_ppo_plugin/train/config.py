@@ -232,7 +232,10 @@ def _check_combinations(config: TrainConfig) -> None:
     limit = config.latency_limit_s
     require(limit > 0 or not config.limit_penalty, "limit_penalty", "0 without latency_limit_s", config.limit_penalty)
     if config.curriculum:
-        curriculum = Curriculum.parse(config.curriculum)
+        try:
+            curriculum = Curriculum.parse(config.curriculum)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
         known = header(replica_counts(config)[-1])
         unknown = [name for name in curriculum.metric_names if name not in known]
         require(not unknown, "curriculum", "about recorded metrics (docs/metrics.md)", unknown)

@@ -1,0 +1,150 @@
+"""A configuration that is not right is refused before anything starts, with the key, the value and what is right."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from training_runs import SMALL, small
+
+from vidur_ppo_plugin.cli import main
+from vidur_ppo_plugin.train.config import load_config, parse_config, replica_counts
+from vidur_ppo_plugin.train.episodes import FIRST_TRAINING_SEED, draw_episode
+from vidur_ppo_plugin.train.schema import ConfigError
+from vidur_ppo_plugin.train.sweep import combinations
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def part(**changes: Any) -> list[dict[str, Any]]:
+    return [{"scenario": "mixed_long", **changes}]
+
+
+WRONG: dict[str, tuple[dict[str, Any], str]] = {
+    "unknown key": ({"decision": 5}, r"unknown key 'decision' \(did you mean 'decisions'\?\)"),
+    "type": ({"environments": "many"}, "environments must be a whole number, got 'many'"),
+    "true is no number": ({"decisions": True}, "decisions must be a whole number, got True"),
+    "range": ({"environments": 0}, "environments must be >= 1 and <= 4096, got 0"),
+    "choice": ({"credit": "guessed"}, "credit must be one of analytic, exact, got 'guessed'"),
+    "no mixture": ({"mixture": []}, "mixture must be a list of at least one part"),
+    "mixture is no list": ({"mixture": "chat"}, "mixture must be a list, got 'chat'"),
+    "scenario": ({"mixture": part(scenario="mixed_lon")}, r"mixture\[0\].scenario: unknown scenario 'mixed_lon'"),
+    "no scenario": ({"mixture": [{"weight": 1.0}]}, r"mixture\[0\].scenario must be given"),
+    "weight": ({"mixture": part(weight=0)}, r"mixture\[0\].weight must be > 0, got 0"),
+    "load": ({"mixture": part(load=[0.9, 0.5])}, r"mixture\[0\].load must be the lowest and the highest value"),
+    "one load": ({"mixture": part(load=[0.9])}, r"mixture\[0\].load must be the lowest and the highest value"),
+    "load item": ({"mixture": part(load=[0.5, "x"])}, r"mixture\[0\].load\[1\] must be a number, got 'x'"),
+    "speeds": ({"mixture": part(num_replicas=[3], speeds=[[1, 0.5]])}, r"mixture\[0\]: replica_speeds must be > 0"),
+    "flag": ({"policy": {"lrr": 1}}, r"unknown key 'policy.lrr'"),
+    "flag of a run": ({"policy": {"save_checkpoint": "x"}}, "unknown key 'policy.save_checkpoint'"),
+    "flag's range": ({"policy": {"lr": 0.0}}, "policy.lr must be > 0 and <= 1, got 0.0"),
+    "flag's type": ({"policy": {"epochs": 1.5}}, "policy.epochs must be a whole number, got 1.5"),
+    "flags together": ({"policy": {"entropy_min": 1.3}}, "policy.entropy_min must be at most log"),
+    "flat": ({"policy": {"enable_flat_network": True}}, r"policy.enable_flat_network must be false where .*\[2, 4\]"),
+    "attention": ({"policy": {"attention_heads": 2}}, "policy.attention_heads must be 0"),
+    "no critic": ({"policy": {"gamma": 0.9}}, "enable_critic must be true unless policy.gamma is 0"),
+    "expected": ({"policy": {"gamma": 0.9}, "enable_critic": True}, "expected_gradient must be false unless"),
+    "horizon": ({"horizon_s": 5.0}, "horizon_s must be 0 with credit analytic, got 5.0"),
+    "exact in Vidur": ({"backend": "vidur", "credit": "exact"}, "credit must be analytic with backend vidur"),
+    "penalty": ({"limit_penalty": 1.0}, "limit_penalty must be 0 without latency_limit_s, got 1.0"),
+    "curriculum": ({"curriculum": "load=0.5;load=1"}, "stage 1 .* never ends"),
+    "curriculum load": ({"curriculum": "load=0.5,decisions=9;load=2.0"}, "curriculum must be of loads of at most 1"),
+    "curriculum metric": (
+        {"curriculum": "load=0.5,latency_meen_below=3;load=1.0"},
+        r"curriculum must be about recorded metrics .* got \['latency_meen'\]",
+    ),
+    "baseline": ({"evaluation": {"baselines": ["least_token"]}}, r"evaluation.baselines\[0\] must be one of"),
+    "evaluated": ({"evaluation": {"scenarios": ["nowhere"]}}, "evaluation.scenarios: unknown scenario 'nowhere'"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), WRONG.values(), ids=WRONG.keys())
+def test_wrong_values_are_refused_by_name(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        small(**changes)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "train").glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_files_are_right(path: Path) -> None:
+    assert load_config(path).decisions_per_update >= 1
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_config(tmp_path / "none.yaml")
+    path = tmp_path / "bad.yaml"
+    path.write_text("a: [")
+    with pytest.raises(ConfigError, match="bad.yaml: is not YAML"):
+        load_config(path)
+    path.write_text("- 1")
+    with pytest.raises(ConfigError, match="bad.yaml: must be a mapping"):
+        load_config(path)
+
+
+OPTIONS = {
+    "workers": (["--workers", "-1"], "--workers must be >= 1"),
+    "address": (["--address", "auto"], "--address needs --engine ray"),
+    "resume": (["--resume"], "--resume: there is no checkpoint"),
+    "decisions": (["--decisions", "0"], "decisions must be >= 1, got 0"),
+}
+
+
+@pytest.mark.parametrize(("options", "message"), OPTIONS.values(), ids=OPTIONS.keys())
+def test_wrong_options_are_refused_by_name(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(SMALL))
+    assert main(["train", str(path), "--out", str(tmp_path / "out"), *options]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_files_that_are_named_must_be_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config.yaml"
+    for changes, message in (
+        ({"start_from": str(tmp_path / "none")}, "start_from: checkpoint"),
+        ({"policy": {"warm_start_file": "none.npz"}}, "policy.warm_start_file must be a file, got 'none.npz'"),
+        ({"sweep": {"seed": [1]}}, "sweep needs --engine ray"),
+    ):
+        path.write_text(yaml.safe_dump({**SMALL, **changes}))
+        assert main(["train", str(path), "--out", str(tmp_path / "out")]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_episodes_are_drawn_by_seed_from_the_mixture() -> None:
+    config = small(environments=40)
+    episodes = [draw_episode(config, slot, 1) for slot in range(20)]
+    assert episodes == [draw_episode(config, slot, 1) for slot in range(20)]
+    assert {episode.scenario for episode in episodes} == {"mixed_long", "heterogeneous"}
+    assert {len(episode.speed_factors) for episode in episodes} == {2, 4}
+    assert replica_counts(config) == [2, 4]
+    for episode in episodes:
+        assert min(episode.seeds) >= FIRST_TRAINING_SEED and len(set(episode.seeds)) == 2
+        if episode.scenario == "mixed_long":
+            assert all(0.6 <= load <= 1.0 for load in episode.loads) and episode.is_clear
+    drained = [episode for episode in episodes if episode.drained]
+    assert drained and all(0 <= low < high <= 1 for episode in drained for _, low, high in episode.drained)
+    half = draw_episode(config, 0, 1, load_factor=0.5)  # as a curriculum wants it
+    assert half.loads == tuple(0.5 * load for load in episodes[0].loads)
+
+
+def test_load_keeps_its_meaning_when_replicas_change() -> None:
+    config = small(mixture=part(num_replicas=[8], speeds=[[1.0, 0.5]]))
+    episode = draw_episode(config, 0, 0)
+    own = draw_episode(small(mixture=part()), 0, 0)
+    assert episode.at_scale(0).qps == pytest.approx(own.at_scale(0).qps * 6 / 4)
+
+
+def test_sweeps_are_all_combinations() -> None:
+    config = small(sweep={"seed": [1, 2], "policy.lr": [0.001, 0.01]})
+    trials = combinations(config)
+    assert list(trials)[:2] == ["seed=1,policy.lr=0.001", "seed=1,policy.lr=0.01"]
+    assert [(trial.seed, trial.flags.lr) for trial in trials.values()] == [(1, 1e-3), (1, 1e-2), (2, 1e-3), (2, 1e-2)]
+    for sweep, message in (
+        ({"seed": 1}, "sweep.seed must be a list of values, got 1"),
+        ({"policy.lr": [0.0]}, r"sweep \(policy.lr=0.0\): policy.lr must be > 0"),
+        ({"polcy.lr": [0.1]}, r"unknown key 'polcy.lr'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            combinations(parse_config({**SMALL, "sweep": sweep}))
