@@ -74,10 +74,10 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         load_config(tmp_path / "none.yaml")
     path = tmp_path / "bad.yaml"
     path.write_text("a: [")
-    with pytest.raises(ConfigError, match="bad.yaml: is not YAML"):
+    with pytest.raises(ConfigError, match=r"bad\.yaml: is not YAML"):
         load_config(path)
     path.write_text("- 1")
-    with pytest.raises(ConfigError, match="bad.yaml: must be a mapping"):
+    with pytest.raises(ConfigError, match=r"bad\.yaml: must be a mapping"):
         load_config(path)
 
 

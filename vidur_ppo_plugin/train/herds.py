@@ -74,7 +74,7 @@ class VectorHerd:
             np.stack([getattr(part, name) for part in requests])
             for name in ("arrived_at_s", "prompt_tokens", "decode_tokens")
         ]
-        self._window_began_s: FloatArray = self._columns[0][:, 0]
+        self._window_began_s: FloatArray = np.zeros(len(requests))
         self._step = 0
         self._has_limit = config.latency_limit_s > 0
 
