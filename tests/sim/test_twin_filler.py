@@ -13,7 +13,7 @@ from vidur_ppo_plugin.sim import launch
 from vidur_ppo_plugin.twin.layout import OUTSTANDING, SCHEDULERS
 from vidur_ppo_plugin.twin.twin import Checkpoint, Twin, in_order
 
-NUM_REQUESTS = 40
+NUM_REQUESTS = 30
 SITUATIONS: dict[str, dict[str, Any]] = {
     "usual": {"roofline_execution_time_predictor_config_replica_speed_factors": [1.0, 0.5]},
     "KV pressure, two stages": {**KV_PRESSURE, "replica_config_num_pipeline_stages": 2},
@@ -88,7 +88,7 @@ def test_a_filled_twin_goes_on_as_vidur_does(scheduler: str, situation: str, tmp
 
     outcome = launch.run_simulator(simulator, config)
 
-    assert len(filled) >= 4
+    assert len(filled) >= 3
     assert any(checkpoint.state.cells[:, OUTSTANDING].sum() > 4 for _, checkpoint in filled)
     assert_goes_on_alike(filler, filled, outcome)
 

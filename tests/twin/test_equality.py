@@ -13,7 +13,7 @@ from twin_runs import assert_equal, column, replay, simulate_with_config
 
 from vidur_ppo_plugin.twin.layout import SCHEDULERS
 
-RANDOM = {"global_scheduler_config_type": "random", "synthetic_request_generator_config_num_requests": 60}
+RANDOM = {"global_scheduler_config_type": "random", "synthetic_request_generator_config_num_requests": 50}
 FLAG_PREFIX = {
     "sarathi": "sarathi",
     "vllm": "vllm",
@@ -27,7 +27,7 @@ SITUATIONS: dict[str, dict[str, Any]] = {
         **KV_PRESSURE,
         "replica_config_num_pipeline_stages": 4,
         "cluster_config_num_replicas": 2,
-        "synthetic_request_generator_config_num_requests": 30,
+        "synthetic_request_generator_config_num_requests": 24,
     },
     "all at once": {"interval_generator_config_type": "static", "replica_config_num_pipeline_stages": 2},
     "two speeds, tensor parallel": {
@@ -102,7 +102,7 @@ def clusters(draw: st.DrawFn) -> dict[str, Any]:
     return flags
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(flags=clusters())
 def test_any_cluster_fares_as_in_vidur(flags: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as directory:

@@ -63,7 +63,7 @@ def test_snapshots_and_outcomes_are_those_of_vidur(
         tmp_path,
         replica_scheduler_config_type=scheduler,
         global_scheduler_config_type="least_tokens",
-        synthetic_request_generator_config_num_requests=60,
+        synthetic_request_generator_config_num_requests=40,
         roofline_execution_time_predictor_config_replica_speed_factors=[1.0, 0.7],
         **SITUATIONS[situation],
     )

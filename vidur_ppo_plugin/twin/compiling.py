@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vidur_ppo_plugin.routing import delay_kernel, feature_kernel
+from vidur_ppo_plugin.routing import delay_kernel, feature_kernel, snapshot
 from vidur_ppo_plugin.routing.compiled import compiled
 
 
 def _digest() -> str:
-    others = (Path(str(module.__file__)) for module in (delay_kernel, feature_kernel))
+    others = (Path(str(module.__file__)) for module in (delay_kernel, feature_kernel, snapshot))
     sources = [*sorted(Path(__file__).parent.glob("*.py")), *others]
     return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
 
