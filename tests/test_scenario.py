@@ -72,15 +72,16 @@ def test_the_same_mix_on_the_same_cluster_has_the_same_capacity() -> None:
         assert (first.lengths, first.flags, first.capacity) == (second.lengths, second.flags, second.capacity)
 
 
-@pytest.mark.parametrize("name", ["arxiv", "kv_tight"])
+# The two larger fleets take four times as long as all of these: `vidur-ppo capacity hetero_mixed8,fleet16`.
+@pytest.mark.parametrize("name", ["arxiv", "chat", "mixed", "mixed_long", "heterogeneous", "vllm", "kv_tight"])
 def test_stored_capacities_hold(name: str) -> None:
-    """Stable at 3 % less than the stored rate, not at 6 % more; shorter runs than those that found it."""
+    """Stable at 3 % less than the stored rate, not at 3 % more, by the definition that it was found with."""
     scenario = load_scenario(name)
     assert scenario.capacity is not None
     seeds = CAPACITY[: capacity.NUM_SEEDS]
-    for share, expected in ((0.97, True), (1.06, False)):
-        rate = share * scenario.capacity.qps
-        assert capacity.is_stable(scenario, rate, 12_000, engine="twin", seeds=seeds) is expected
+    for share, expected in ((0.97, True), (1.03, False)):
+        rate, size = share * scenario.capacity.qps, scenario.capacity.num_requests
+        assert capacity.is_stable(scenario, rate, size, engine="twin", seeds=seeds) is expected
 
 
 def test_seeds_for_different_purposes_are_different() -> None:

@@ -97,6 +97,24 @@ def test_old_reports_make_a_difference() -> None:
     assert not seen[0]["replica"].equals(seen[1]["replica"])
 
 
+def test_the_oracle_is_far_ahead_where_prompts_differ() -> None:
+    scenario = load_scenario("mixed_long").at(num_requests=1500)
+    names = ("oracle", "least_tokens", "round_robin")
+    runs = {name: run_cell(scenario, SchedulerSpec(name, name), SEED, engine="twin") for name in names}
+    mean_s = {name: run.metrics(scenario)["e2e_mean"] for name, run in runs.items()}
+    assert mean_s["oracle"] < 0.95 * mean_s["least_tokens"] < 0.95 * mean_s["round_robin"]
+    again = run_cell(scenario, SchedulerSpec("oracle", "oracle"), SEED, engine="twin")
+    pd.testing.assert_frame_equal(again.requests, runs["oracle"].requests, check_exact=True)
+
+
+def test_the_oracle_leaves_drained_replicas_alone() -> None:
+    scenario = SCENARIOS["drain"]
+    (drain,) = scenario.drains(scenario.requests(SEED))
+    requests = run_cell(scenario, SchedulerSpec("oracle", "oracle"), SEED, engine="twin").requests
+    is_closed = requests["arrived_at_s"].between(drain.from_s, drain.to_s, inclusive="left")
+    assert drain.replica not in set(requests["replica"][is_closed])
+
+
 def test_learning_online_runs_in_vidur_whatever_the_engine() -> None:
     (spec,) = parse_schedulers(["ppo_modular"])
     run = run_cell(SCENARIOS["mixed_long"], spec.with_options(rollout_len=40), SEED, engine="twin")

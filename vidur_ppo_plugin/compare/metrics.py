@@ -78,7 +78,12 @@ METRICS: dict[str, Metric] = {
             "and the last measured arrival. Uneven is not always worse: replicas may differ, or be reserved.",
             is_judged=False,
         ),
-        Metric("decision_us", "us", "Mean wall-clock time of a placement decision.", is_deterministic=False),
+        Metric(
+            "decision_us",
+            "us",
+            "Mean wall-clock time of a placement decision; in Vidur with, in the twin without looking at the replicas.",
+            is_deterministic=False,
+        ),
         *(
             Metric(f"{prefix}_{key}_{size}", "s", f"{definition}: {text}, {size} prompts only.")
             for prefix, definition, keys in (("e2e", _E2E, ("mean", "p99")), ("ttft", _TTFT, ("mean",)))
