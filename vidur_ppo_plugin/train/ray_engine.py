@@ -1,6 +1,7 @@
 """Workers as Ray actors, on the machines of a Ray cluster. Which machine does a job changes nothing in its result."""
 
 import logging
+import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ logger = logging.getLogger(__name__)
 
 # How long a replacement may take to find a place: a cluster that has lost a machine may have none left.
 _PLACE_TIMEOUT_S = 20.0
+_CONNECT_TIMEOUT_S = 10.0
 
 
 class RayEngine:
@@ -95,6 +97,14 @@ class RayEngine:
 def connect(address: str) -> None:
     """Connect to a Ray cluster, or start one on this machine; ConfigError if there is none at the address."""
     try:
+        _check_reachable(address)
         ray.init(address=address or None, log_to_driver=False, logging_level=logging.ERROR, configure_logging=False)
-    except (ConnectionError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(f"--address {address}: no Ray cluster can be reached there: {error}") from error
+
+
+def _check_reachable(address: str) -> None:
+    """OSError if nobody listens at HOST:PORT: Ray itself would try for minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():
+        socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
