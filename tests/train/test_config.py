@@ -43,7 +43,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "flat": ({"policy": {"enable_flat_network": True}}, r"policy.enable_flat_network must be false where .*\[2, 4\]"),
     "attention": ({"policy": {"attention_heads": 2}}, "policy.attention_heads must be 0"),
     "no critic": ({"policy": {"gamma": 0.9}}, "enable_critic must be true unless policy.gamma is 0"),
-    "expected": ({"policy": {"gamma": 0.9}, "enable_critic": True}, "expected_gradient must be false unless"),
     "horizon": ({"horizon_s": 5.0}, "horizon_s must be 0 with credit analytic, got 5.0"),
     "exact in Vidur": ({"backend": "vidur", "credit": "exact"}, "credit must be analytic with backend vidur"),
     "penalty": ({"limit_penalty": 1.0}, "limit_penalty must be 0 without latency_limit_s, got 1.0"),

@@ -76,15 +76,15 @@ def test_another_seed_learns_something_else(reference: Path, tmp_path: Path) -> 
     assert learned(tmp_path) != learned(reference)
 
 
-def test_the_critic_and_the_sampled_gradient_train_too(tmp_path: Path) -> None:
+def test_the_critic_trains_too(tmp_path: Path) -> None:
     policy = {"rollout_len": 32, "minibatch_size": 64, "gamma": 0.5}
-    config = small(decisions=256, policy=policy, enable_critic=True, expected_gradient=False)
+    config = small(decisions=256, policy=policy, enable_critic=True)
     train(config, tmp_path / "whole")
     lines = (tmp_path / "whole" / "ppo_metrics.csv").read_text().splitlines()
     row = dict(zip(lines[0].split(","), lines[2].split(","), strict=True))
     assert float(row["value_loss"]) > 0
     # The critic's memory of every stream survives, too.
-    train(small(decisions=128, policy=policy, enable_critic=True, expected_gradient=False), tmp_path / "half")
+    train(small(decisions=128, policy=policy, enable_critic=True), tmp_path / "half")
     train(config, tmp_path / "half", resume=True)
     assert learned(tmp_path / "half") == learned(tmp_path / "whole")
 

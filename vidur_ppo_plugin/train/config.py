@@ -106,7 +106,6 @@ class TrainConfig:
         choices=["analytic", "exact"],
     )
     horizon_s: float = flag(0.0, "exact: seconds that the twin is rolled forward at most; 0 for to the end.", low=0)
-    expected_gradient: bool = flag(True, "Learn from the expectation over all actions instead of the sampled one.")
     enable_critic: bool = flag(False, "Train the critic too. Needed for gamma above 0, and to go on inside Vidur.")
     curriculum: str = flag("", "Stages of load, as the flag of that name of ppo_modular.")
     latency_limit_s: float = flag(0.0, "End an episode once a request has waited this long; 0 for never.", low=0)
@@ -222,9 +221,8 @@ def _check_combinations(config: TrainConfig) -> None:
     flags = config.flags
     compares_all = flags.all_action_baseline and flags.gamma == 0.0
     if not compares_all:
-        why = "policy.gamma is 0 and policy.all_action_baseline is on"
-        require(config.enable_critic, "enable_critic", f"true unless {why}", config.enable_critic)
-        require(not config.expected_gradient, "expected_gradient", f"false unless {why}", config.expected_gradient)
+        right = "true unless policy.gamma is 0 and policy.all_action_baseline is on"
+        require(config.enable_critic, "enable_critic", right, config.enable_critic)
     is_exact = config.credit == "exact"
     require(is_exact or not config.horizon_s, "horizon_s", "0 with credit analytic", config.horizon_s)
     is_vidur = config.backend == "vidur"

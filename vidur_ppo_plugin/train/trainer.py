@@ -69,7 +69,7 @@ class Trainer:
             flags,
             num_replicas=replica_counts(config)[-1],
             delay_model=next(iter(clusters.values())).delay_model,
-            update_options={"expected_gradient": config.expected_gradient, "enable_critic": config.enable_critic},
+            update_options={"enable_critic": config.enable_critic},
         )
         curriculum = Curriculum.parse(config.curriculum) if config.curriculum else None
         self.state = TrainingState(config, agent, Slots(config), curriculum)
