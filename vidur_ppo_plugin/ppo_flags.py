@@ -155,6 +155,9 @@ class LearningFlags:
     all_action_baseline: bool = flag(
         True, "marginal_delay with gamma 0: compare with the policy's mean over all replicas, not with the critic."
     )
+    expected_gradient: bool = flag(
+        True, "With that baseline: learn from what every replica would have earned, not only from the one chosen."
+    )
     schedule_steps: int = flag(
         20000,
         "Decisions until lr, entropy and temperature reach their ends. Raise it for long runs, else lower it.",
@@ -317,7 +320,7 @@ class NetworkFlags:
         choices=["none", "least_tokens", "least_outstanding", "least_kv", "shortest_delay"],
     )
     prior_weight: float = flag(
-        1.0, "Weight of the prior's logits. Lower it to learn away from it sooner, raise it to stay with it.", low=0
+        3.0, "Weight of the prior's logits. Lower it to learn away from it sooner, raise it to stay with it.", low=0
     )
     max_candidates: int = flag(
         0,

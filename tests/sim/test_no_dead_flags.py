@@ -37,11 +37,13 @@ CONTEXTS: dict[str, dict[str, Any]] = {
     "pulses": {"enable_dynamic_temperature": True, "pulse_interval": 3},
     "short memory": {"enable_dynamic_temperature": True, "stagnation_memory": 2, "stagnation_threshold": 0.0},
     "stagnant": {"enable_dynamic_temperature": True, "stagnation_threshold": 100.0},
-    # Steps that are far too large make a policy that its prior beats.
+    # Nothing but entropy counts: the prior does better.
     "worse than the prior": {
         "enable_dynamic_temperature": True,
         "lr": 0.3,
         "max_grad_norm": 100.0,
+        "entropy_coef": 100.0,
+        "prior_weight": 0.3,
         "stagnation_threshold": 0.0,
         "reference_patience": 0,
     },
@@ -115,6 +117,7 @@ CHANGES: dict[str, Change] = {
     "max_grad_norm": change(0.001, "approx_kl"),
     "normalize_advantages": change(False, "policy_loss", "approx_kl"),
     "all_action_baseline": change(False, "policy_loss", "approx_kl"),
+    "expected_gradient": change(False, "policy_loss", "approx_kl"),
     "schedule_steps": change(50, "learning_rate", "approx_kl", context="end values"),
     "target_kl": change(1e-7, "kl_coef", "approx_kl"),
     "kl_coef": change(5.0, "kl_coef", "approx_kl"),

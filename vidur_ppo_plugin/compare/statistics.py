@@ -73,6 +73,7 @@ def paired_change(ours: FloatArray, theirs: FloatArray) -> tuple[float, float, f
         return change, math.nan, math.nan
     error = _standard_errors(ours, theirs, np.ones((1, len(ours))))[0]
     if error < _TINY:
+        change = 0.0 if abs(change) < _TINY else change
         return change, change, change
     low, high = _studentised_quantiles(ours, theirs)
     if math.isinf(low) or math.isinf(high):  # three seeds at most, or events that hardly any seed has

@@ -130,6 +130,7 @@ def ppo_parameters(flags: PPOModularFlags) -> PPOParameters:
         normalize_rewards=flags.normalize_rewards,
         # Comparing all actions is exact only where the future does not count and the reward gives every action's.
         all_action_baseline=flags.all_action_baseline and flags.gamma == 0.0,
+        expected_gradient=flags.expected_gradient and flags.all_action_baseline and flags.gamma == 0.0,
         early_stop_kl_factor=flags.early_stop_kl_factor,
         target_kl=flags.target_kl,
     )
