@@ -75,7 +75,8 @@ class Trainer:
         self.state = TrainingState(config, agent, Slots(config), curriculum)
         self._evaluator = Evaluator(config, engine)
         self._is_interrupted = False
-        self._times_s = {"collecting": 0.0, "learning": 0.0}
+        #: Wall-clock seconds of rollouts and of updates.
+        self.times_s = {"collecting": 0.0, "learning": 0.0}
 
     def train(self) -> Outcome:
         """Until the decisions are made, evaluations get no better, or Ctrl-C; saves in each case."""
@@ -136,14 +137,14 @@ class Trainer:
     def _iterate(self) -> None:
         """One update, and what is due after it."""
         began_s = time.perf_counter()
-        experiences = self._collect()
+        experiences = self.collect()
         collected_s = time.perf_counter()
         num_decisions = sum(experience.actions.size for experience in experiences)
         self.state.agent.num_decisions += num_decisions
         row = self._learn(experiences)
         ended_s = time.perf_counter()
-        self._times_s["collecting"] += collected_s - began_s
-        self._times_s["learning"] += ended_s - collected_s
+        self.times_s["collecting"] += collected_s - began_s
+        self.times_s["learning"] += ended_s - collected_s
         row |= self._position() | self._time_shares() | {"decisions_per_s": num_decisions / (ended_s - began_s)}
         row |= served_row(experiences) | share_row(experiences, replica_counts(self._config)[-1])
         self._follow_curriculum(row, num_decisions)
@@ -161,7 +162,7 @@ class Trainer:
         actor = NumpyActor.from_network(self.state.agent.ppo.network)
         return actor.weights, actor.shape
 
-    def _collect(self) -> list[Experience]:
+    def collect(self) -> list[Experience]:
         """A rollout of every slot, in their order."""
         agent, curriculum = self.state.agent, self.state.curriculum
         tasks = self.state.slots.tasks(1.0 if curriculum is None else curriculum.load)
@@ -224,10 +225,10 @@ class Trainer:
         return {"update": self.state.agent.ppo.num_updates, "decisions": self.state.agent.num_decisions}
 
     def _time_shares(self) -> dict[str, float]:
-        total_s = max(1e-9, sum(self._times_s.values()))
+        total_s = max(1e-9, sum(self.times_s.values()))
         return {
-            "time_simulating_share": self._times_s["collecting"] / total_s,
-            "time_learning_share": self._times_s["learning"] / total_s,
+            "time_simulating_share": self.times_s["collecting"] / total_s,
+            "time_learning_share": self.times_s["learning"] / total_s,
         }
 
     def _show(self, row: dict[str, Any]) -> None:
