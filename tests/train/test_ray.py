@@ -58,7 +58,7 @@ def test_an_address_without_a_cluster_is_refused() -> None:
 
 def test_a_lost_node_changes_nothing(cluster: Any, tmp_path: Path) -> None:
     config = small(clusters_in_step=1)
-    train(config, tmp_path / "here")
+    train(config, tmp_path / "here", num_jobs=3)
     node = cluster.add_node(num_cpus=1)
     cluster.wait_for_nodes()
     # Three CPUs for three workers: when the node is gone, there is no room for a third one.
@@ -75,7 +75,7 @@ def test_a_lost_node_changes_nothing(cluster: Any, tmp_path: Path) -> None:
 
 def test_a_dead_actor_is_replaced(cluster: Any, tmp_path: Path) -> None:
     config = small(decisions=256)
-    train(config, tmp_path / "here")
+    train(config, tmp_path / "here", num_jobs=2)
     engine = RayEngine(config, clusters_of(config), workers=2)
     try:
         ray.kill(engine._actors[1])

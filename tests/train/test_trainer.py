@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from training_runs import SMALL, clusters_of, learned, small, train
 
 from vidur_ppo_plugin import checkpoint
 from vidur_ppo_plugin.record.metrics import header
+from vidur_ppo_plugin.train.config import TrainConfig
 from vidur_ppo_plugin.train.engines import LocalEngine, WorkerError
 from vidur_ppo_plugin.train.episodes import FIRST_EVALUATION_SEED
 from vidur_ppo_plugin.train.schema import ConfigError
@@ -40,23 +42,44 @@ def test_a_run_records_evaluates_and_saves(reference: Path) -> None:
     assert set(metadata["evaluation"]["changes"]) == {"mixed_long"}
 
 
-def test_workers_make_no_difference_and_a_killed_one_is_replaced(reference: Path, tmp_path: Path) -> None:
-    config = small()
+def train_and_kill(config: TrainConfig, out: Path) -> None:
+    """With two worker processes, one of which is killed on the way."""
     engine = LocalEngine(config, clusters_of(config), workers=2)
+    run = engine.run
+
+    def run_and_kill(jobs: Any, weights: Any) -> list[Any]:
+        if getattr(jobs[0], "iteration", 0) == 2 and engine.num_replaced == 0:
+            os.kill(engine.process_ids[1], signal.SIGKILL)
+        return run(jobs, weights)
+
+    engine.run = run_and_kill  # type: ignore[method-assign]
     try:
-        run = engine.run
-
-        def run_and_kill(jobs, weights):  # type: ignore[no-untyped-def]
-            if getattr(jobs[0], "iteration", 0) == 2 and engine.num_replaced == 0:
-                os.kill(engine.process_ids[1], signal.SIGKILL)
-            return run(jobs, weights)
-
-        engine.run = run_and_kill  # type: ignore[method-assign]
-        train(config, tmp_path, engine=engine, num_jobs=2)
+        train(config, out, engine=engine, num_jobs=2)
         assert engine.num_replaced == 1
     finally:
         engine.close()
+
+
+def test_workers_make_no_difference_and_a_killed_one_is_replaced(reference: Path, tmp_path: Path) -> None:
+    train_and_kill(small(parallel_learning=False), tmp_path)
     assert learned(tmp_path) == learned(reference)
+
+
+def test_learning_in_parallel_is_the_same_whoever_does_it(reference: Path, tmp_path: Path) -> None:
+    train(small(), tmp_path / "here", num_jobs=2)
+    train_and_kill(small(), tmp_path / "processes")
+    assert learned(tmp_path / "here") == learned(tmp_path / "processes")
+    # Sums in another order: nearly what one process learns, not to the last bit.
+    names = ("agent", "ppo", "network", "projection.1.weight")
+    one, two = (np.array(_at(learned(out), names)) for out in (reference, tmp_path / "here"))
+    assert not np.array_equal(one, two)
+    assert np.abs(one - two).max() < 0.01 * np.abs(one).max()
+
+
+def _at(tree: Any, names: tuple[str, ...]) -> Any:
+    for name in names:
+        tree = tree[name]
+    return tree
 
 
 def test_resuming_continues_bit_for_bit(reference: Path, tmp_path: Path) -> None:

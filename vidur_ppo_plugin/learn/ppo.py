@@ -7,7 +7,7 @@ is then exactly 1, although the decisions were made by another engine.
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from vidur_ppo_plugin.policy.network import ActorCritic
 
-from .batch import Batch, Group
+from .batch import Batch
+from .loss import Loss, check_same_shape
 from .parameters import Coefficients, PPOParameters
 from .preparation import Preparation, log_probabilities
 from .rollout import Rollout
@@ -26,8 +27,8 @@ __all__ = ["PPO", "Coefficients", "NonFiniteUpdate", "PPOParameters", "check_sam
 
 logger = logging.getLogger(__name__)
 
-# Of the probability ratio of an action that nobody takes: its weight is 0, and infinity times 0 is not a number.
-_MOST_LOG_RATIO = 20.0
+#: Leaves the gradient of the policy's loss on some decisions of a batch in the network; returns the metrics.
+PolicyGradient = Callable[[Batch, Tensor, Coefficients], dict[str, float]]
 
 
 class NonFiniteUpdate(RuntimeError):
@@ -43,6 +44,9 @@ class PPO:
         self.optimizer = _adam(network, parameters.lr)
         self._generator = torch.Generator().manual_seed(seed)
         self._preparation = Preparation(network, parameters)
+        self._loss = Loss(network, parameters)
+        #: Who computes gradients if not this learner alone; for updates without critic and demonstrations.
+        self.policy_gradient: PolicyGradient | None = None
         #: The cloned policy that `kl_ref_coef` pulls to; None: the prior.
         self.reference: ActorCritic | None = None
         #: What `bc_coef` weighs; None without a warm start.
@@ -100,10 +104,27 @@ class PPO:
         self, batch: Batch, chosen: Tensor, part: tuple[int, int], coefficients: Coefficients
     ) -> dict[str, float]:
         """One gradient step: the policy on randomly chosen decisions, the recurrent critic on stretches of time."""
-        policy_loss, metrics = self._policy_loss(batch, chosen, coefficients)
+        if self.policy_gradient is None or self.parameters.enable_critic or self.demonstrations is not None:
+            metrics = self._gradient(batch, chosen, part, coefficients)
+        else:
+            metrics = self.policy_gradient(batch, chosen, coefficients)
+        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.parameters.max_grad_norm)
+        if not torch.isfinite(norm):
+            names = [
+                n for n, p in self.network.named_parameters() if p.grad is not None and not p.grad.isfinite().all()
+            ]
+            raise NonFiniteUpdate(f"the gradient is not finite in {', '.join(names)}")
+        self.optimizer.step()
+        return {**metrics, "grad_norm": float(norm)}
+
+    def _gradient(
+        self, batch: Batch, chosen: Tensor, part: tuple[int, int], coefficients: Coefficients
+    ) -> dict[str, float]:
+        """Leave the gradient of all losses in the network."""
+        policy_loss, metrics = self._loss.of_policy(batch, chosen, coefficients)
         loss, value_loss = policy_loss, torch.zeros(())
         if self.parameters.enable_critic:
-            value_loss = self._value_loss(batch, *part)
+            value_loss = self._loss.of_critic(batch.segments_of(*part))
             loss = policy_loss + self.parameters.value_coef * value_loss
             metrics["value_loss"] = value_loss.item()
         if coefficients.bc_coef and self.demonstrations is not None:
@@ -115,82 +136,7 @@ class PPO:
             raise NonFiniteUpdate(f"the loss is not finite: {parts}")
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.parameters.max_grad_norm)
-        if not torch.isfinite(norm):
-            names = [
-                n for n, p in self.network.named_parameters() if p.grad is not None and not p.grad.isfinite().all()
-            ]
-            raise NonFiniteUpdate(f"the gradient is not finite in {', '.join(names)}")
-        self.optimizer.step()
-        return {**metrics, "grad_norm": float(norm)}
-
-    def _policy_loss(self, batch: Batch, chosen: Tensor, coefficients: Coefficients) -> tuple[Tensor, dict[str, float]]:
-        """The mean over the chosen decisions, whose groups are computed one by one."""
-        terms: dict[str, Tensor] = {}
-        ratio_error = 0.0
-        for group, rows, share in batch.parts(chosen):
-            of_group = self._policy_terms(group, rows, coefficients)
-            ratio_error = max(ratio_error, float(of_group.pop("ratio_error")))
-            for name, value in of_group.items():
-                terms[name] = terms[name] + share * value if name in terms else share * value
-        parameters, entropy = self.parameters, terms["entropy"]
-        # A penalty with a real gradient: below the floor it pushes entropy up.
-        floor = parameters.entropy_floor_coef * torch.relu(parameters.entropy_min - entropy)
-        loss = -terms["surrogate"] - coefficients.entropy_coef * entropy + coefficients.kl_coef * terms["kl"] + floor
-        if coefficients.kl_ref_coef:
-            loss = loss + coefficients.kl_ref_coef * terms["kl_reference"]
-        metrics = {name: float(terms[name].detach()) for name in ("entropy", "approx_kl", "clipfrac", "kl_reference")}
-        return loss, {"policy_loss": float(-terms["surrogate"].detach()), **metrics, "ratio_error": ratio_error}
-
-    def _policy_terms(self, group: Group, rows: Tensor, coefficients: Coefficients) -> dict[str, Tensor]:
-        """What the loss is made of, and how far the policy has moved: means over decisions of one group."""
-        clip_ratio = self.parameters.clip_ratio
-        encoded = self.network.encode(group.replicas[rows], group.request[rows])
-        logits = self.network.logits(encoded, group.prior_logits[rows])
-        log_probs = log_probabilities(logits, group.temperatures[rows], group.epsilons[rows])
-        probs, old_log_probs = log_probs.exp(), group.old_log_probs[rows]
-        log_ratio = log_probs.gather(1, group.actions[rows][:, None])[:, 0] - group.old_action_log_probs[rows]
-        ratio = log_ratio.exp()
-        if group.action_advantages is not None:
-            ratios = (log_probs - old_log_probs).clamp(max=_MOST_LOG_RATIO).exp()
-            gains = _clipped_gain(ratios, group.action_advantages[rows], clip_ratio)
-            surrogate = (old_log_probs.exp() * gains).sum(dim=1).mean()
-        else:
-            surrogate = _clipped_gain(ratio, group.advantages[rows], clip_ratio).mean()
-        entropy = -(probs * log_probs).sum(dim=1).mean()
-        kl = (old_log_probs.exp() * (old_log_probs - log_probs)).sum(dim=1).mean()
-        kl_reference = torch.zeros(())
-        if coefficients.kl_ref_coef:
-            # The prior or the cloned policy, at the same temperature.
-            reference = torch.log_softmax(group.reference_logits[rows] / group.temperatures[rows][:, None], dim=1)
-            kl_reference = (reference.exp() * (reference - log_probs)).sum(dim=1).mean()
-        moved = ratio.detach() - 1
-        return {
-            "surrogate": surrogate,
-            "entropy": entropy,
-            "kl": kl,
-            "kl_reference": kl_reference,
-            # Schulman's low-variance, non-negative estimator (http://joschu.net/blog/kl-approx.html).
-            "approx_kl": (moved - log_ratio.detach()).mean(),
-            "clipfrac": (moved.abs() > clip_ratio).float().mean(),
-            "ratio_error": moved.abs().max(),
-        }
-
-    def _value_loss(self, batch: Batch, part: int, num_parts: int) -> Tensor:
-        """The mean over the states of the segments that go with a minibatch; 0 if there are more minibatches."""
-        losses = []
-        for segment in batch.segments_of(part, num_parts):
-            group, rows = segment.group, segment.rows
-            encoded = self.network.encode(group.replicas[rows], group.request[rows])
-            values, _ = self.network.values(encoded, segment.hidden)
-            returns, old_values, clip = segment.returns, segment.old_values, self.parameters.value_clip
-            check_same_shape(values=values, returns=returns)
-            loss = (values - returns) ** 2
-            if clip:
-                clipped = old_values + (values - old_values).clamp(-clip, clip)
-                loss = torch.max(loss, (clipped - returns) ** 2)
-            losses.append(loss)
-        return 0.5 * torch.cat(losses).mean() if losses else torch.zeros(())
+        return metrics
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next update depends on."""
@@ -240,12 +186,6 @@ def _copied(state: Any) -> Any:
     return [_copied(value) for value in state] if isinstance(state, list) else state
 
 
-def _clipped_gain(ratio: Tensor, advantages: Tensor, clip_ratio: float) -> Tensor:
-    """PPO's objective: what a changed probability gains, without a reward for changing it further than the limit."""
-    check_same_shape(ratio=ratio, advantages=advantages)
-    return torch.min(ratio * advantages, ratio.clamp(1 - clip_ratio, 1 + clip_ratio) * advantages)
-
-
 def check_finite(rollout: Rollout) -> None:
     """NonFiniteUpdate naming the first number of a rollout that is not finite."""
     for name in ("replicas", "request", "prior_logits", "temperatures", "rewards", "action_rewards"):
@@ -253,10 +193,3 @@ def check_finite(rollout: Rollout) -> None:
         if values is not None and not np.all(np.isfinite(values)):
             where = tuple(int(index) for index in np.argwhere(~np.isfinite(values))[0])
             raise NonFiniteUpdate(f"{name}{list(where)} of the rollout is not finite: {values[where]}")
-
-
-def check_same_shape(**tensors: Tensor) -> None:
-    """ValueError if shapes differ: [B] against [B, 1] would broadcast to [B, B] and train a constant critic."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if len(set(shapes.values())) > 1:
-        raise ValueError(f"shapes must agree, got {shapes}")

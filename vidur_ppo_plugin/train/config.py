@@ -107,6 +107,9 @@ class TrainConfig:
     )
     horizon_s: float = flag(0.0, "exact: seconds that the twin is rolled forward at most; 0 for to the end.", low=0)
     enable_critic: bool = flag(False, "Train the critic too. Needed for gamma above 0, and to go on inside Vidur.")
+    parallel_learning: bool = flag(
+        True, "Several workers also share the gradients of a minibatch; critic and cloning are learned in one process."
+    )
     curriculum: str = flag("", "Stages of load, as the flag of that name of ppo_modular.")
     latency_limit_s: float = flag(0.0, "End an episode once a request has waited this long; 0 for never.", low=0)
     limit_penalty: float = flag(0.0, "Seconds that such an end costs the last decision.", low=0)

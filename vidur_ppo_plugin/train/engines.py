@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from .clusters import Cluster
 from .config import TrainConfig
-from .observing import Weights
 from .worker import Job, Worker
 
 logger = logging.getLogger(__name__)
@@ -29,7 +28,7 @@ class WorkerError(RuntimeError):
 class Engine(Protocol):
     """Does jobs in parallel."""
 
-    def run(self, jobs: Sequence[Job], weights: Weights | None) -> list[Any]:
+    def run(self, jobs: Sequence[Job], weights: Any) -> list[Any]:
         """The results of the jobs, in their order. A worker that dies is replaced, and its job done again."""
 
     def close(self) -> None:
@@ -42,7 +41,7 @@ class InProcessEngine:
     def __init__(self, config: TrainConfig, clusters: dict[str, Cluster]) -> None:
         self._worker = Worker(config, clusters)
 
-    def run(self, jobs: Sequence[Job], weights: Weights | None) -> list[Any]:
+    def run(self, jobs: Sequence[Job], weights: Any) -> list[Any]:
         """The results of the jobs, in their order."""
         return [self._worker.run(job, weights) for job in jobs]
 
@@ -64,7 +63,7 @@ class LocalEngine:
         """Of the workers."""
         return [worker.process_id for worker in self._workers]
 
-    def run(self, jobs: Sequence[Job], weights: Weights | None) -> list[Any]:
+    def run(self, jobs: Sequence[Job], weights: Any) -> list[Any]:
         """The results of the jobs, in their order."""
         results: list[Any] = [None] * len(jobs)
         size = len(self._workers)
@@ -77,7 +76,7 @@ class LocalEngine:
                 results[index] = self._finish(index % size, jobs[index], weights)
         return results
 
-    def _finish(self, number: int, job: Job, weights: Weights | None) -> Any:
+    def _finish(self, number: int, job: Job, weights: Any) -> Any:
         for _ in range(MAX_DEATHS):
             try:
                 return self._workers[number].receive()
@@ -113,7 +112,7 @@ class _LocalWorker:
         assert self._process.pid is not None
         return self._process.pid
 
-    def send(self, job: Job, weights: Weights | None) -> None:
+    def send(self, job: Job, weights: Any) -> None:
         self._line.send((job, weights))
 
     def receive(self) -> Any:

@@ -11,7 +11,6 @@ from ray.exceptions import RayActorError, RayTaskError
 from .clusters import Cluster
 from .config import TrainConfig
 from .engines import MAX_DEATHS, WorkerError
-from .observing import Weights
 from .schema import ConfigError
 from .worker import Job, Worker
 
@@ -47,7 +46,7 @@ class RayEngine:
         #: Actors that had to be replaced so far.
         self.num_replaced = 0
 
-    def run(self, jobs: Sequence[Job], weights: Weights | None) -> list[Any]:
+    def run(self, jobs: Sequence[Job], weights: Any) -> list[Any]:
         """The results of the jobs, in their order."""
         sent = ray.put(weights)  # once, whatever the number of workers
         size = len(self._actors)

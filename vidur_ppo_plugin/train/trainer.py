@@ -26,6 +26,7 @@ from .clusters import Cluster
 from .config import TrainConfig, replica_counts
 from .engines import Engine
 from .evaluation import Evaluator, Result
+from .gradients import ParallelGradients
 from .observing import Weights
 from .recording import open_recorder, served_row, share_row
 from .slots import Experience, Exploration, rollouts_of
@@ -71,6 +72,10 @@ class Trainer:
             delay_model=next(iter(clusters.values())).delay_model,
             update_options={"enable_critic": config.enable_critic},
         )
+        if config.parallel_learning and num_jobs > 1:
+            agent.ppo.policy_gradient = ParallelGradients(
+                engine, agent.ppo.network, agent.ppo.parameters, num_jobs=num_jobs
+            )
         curriculum = Curriculum.parse(config.curriculum) if config.curriculum else None
         self.state = TrainingState(config, agent, Slots(config), curriculum)
         self._evaluator = Evaluator(config, engine)

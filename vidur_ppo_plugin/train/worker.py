@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vidur_ppo_plugin.envs.settings import changed, find_scenario
+from vidur_ppo_plugin.learn.parameters import Coefficients, PPOParameters
 from vidur_ppo_plugin.routing.routers import build_router
 from vidur_ppo_plugin.routing.visibility import Visibility
 from vidur_ppo_plugin.twin.play import play
@@ -49,7 +50,20 @@ class EvaluateJob:
     num_requests: int
 
 
-Job = CollectJob | EvaluateJob
+@dataclass(frozen=True)
+class GradientJob:
+    """The gradient of the policy's loss on some decisions; the parameters of the network come as one vector."""
+
+    #: Parameters of an update, and the shape of the network.
+    learner: tuple[PPOParameters, Any]
+    #: Decisions by their number of replicas: the arrays of `learn.batch.Group`.
+    groups: Sequence[dict[str, NDArray[Any]]]
+    coefficients: Coefficients
+    #: Of these decisions in their minibatch.
+    share: float
+
+
+Job = CollectJob | EvaluateJob | GradientJob
 
 
 class Worker:
@@ -60,11 +74,14 @@ class Worker:
         self._flags = config.flags
         self._clusters = clusters
         self._slots: dict[int, Slot] = {}
+        self._gradients: Any = None
         # Clusters with their speeds: they come with tables of batch times, which fill up.
         self._sized: dict[tuple[str, tuple[float, ...]], Cluster] = {}
 
-    def run(self, job: Job, weights: Weights | None) -> Any:
-        """A list of `Experience`s, or the metrics of an evaluation."""
+    def run(self, job: Job, weights: Any) -> Any:
+        """A list of `Experience`s, the metrics of an evaluation, or a gradient; `weights` are those of the policy."""
+        if isinstance(job, GradientJob):
+            return self._gradient(job, weights)
         if isinstance(job, CollectJob):
             assert weights is not None
             return self._collect(job, weights)
@@ -79,6 +96,13 @@ class Worker:
             uniforms = rng.random((steps, task.episode.num_clusters, 2))
             experiences.append(slot.collect(actor, job.exploration, uniforms))
         return experiences
+
+    def _gradient(self, job: GradientJob, vector: Any) -> Any:
+        from .gradients import GradientWorker  # imports torch, which rollouts do without
+
+        if self._gradients is None:
+            self._gradients = GradientWorker(*job.learner)
+        return self._gradients.compute(job, vector)
 
     def _slot(self, task: SlotTask) -> Slot:
         """The slot where the task has it: the one that is there, or a new one that repeats the decisions."""
