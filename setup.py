@@ -104,6 +104,7 @@ def read_version() -> str:
 RL = ["stable-baselines3>=2.4"]
 TEST = [
     "pytest>=7.4",
+    "pytest-xdist>=3.5",
     "hypothesis>=6.90",
     "playwright>=1.40",
     "setuptools>=64",

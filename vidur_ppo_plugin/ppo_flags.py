@@ -27,8 +27,8 @@ class RewardFlags:
     )
     credit: str = flag(
         "auto",
-        "marginal_delay: exact looks ahead in a twin of the simulation, analytic in a linear model of it; auto is exact "
-        "where the twin covers the cluster and all replicas are scored.",
+        "marginal_delay: exact looks ahead in a twin of the simulation, analytic in a linear model of it; auto is "
+        "exact where the twin covers the cluster and all replicas are scored.",
         choices=["auto", "exact", "analytic"],
     )
     throughput_target: float = flag(

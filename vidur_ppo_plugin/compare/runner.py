@@ -7,6 +7,7 @@ with. A cell that fails leaves its traceback, and the others go on.
 import multiprocessing
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
@@ -64,7 +65,8 @@ def in_parallel(
     # One thread for each process: more threads than cores make numpy and torch slower, not faster.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     context = multiprocessing.get_context("spawn")
-    with _progress() as bar, ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context) as pool:
+    pool = ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context, initializer=_end_with_parent)
+    with _progress() as bar, pool:
         shown = bar.add_task(title, total=len(tasks))
         futures: dict[Future[Result], Any] = {pool.submit(function, task): task for task in tasks}
         try:
@@ -74,6 +76,18 @@ def in_parallel(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _end_with_parent() -> None:
+    """In a worker: end when the parent dies, however it dies. A pool's workers would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _outcome(future: "Future[Any]") -> Any:

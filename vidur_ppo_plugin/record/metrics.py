@@ -141,8 +141,8 @@ _SHARES = _table(
 
 _ATTENTION = _table(
     ACTIONS,
-    ("attention_self", "fraction", "Attention that a replica pays to itself, mean. 1 / replicas: it looks at all alike. "
-     "(attention_heads > 0)"),
+    ("attention_self", "fraction", "Attention that a replica pays to itself, mean. 1 / replicas: it looks at all alike "
+     "(attention_heads > 0)."),
     ("attention_max", "fraction", "Largest attention weight of a replica, mean. (attention_heads > 0)"),
     ("attention_entropy", "nat", "Entropy of a replica's attention weights, mean; ln(replicas): it looks at all alike. "
      "(attention_heads > 0)"),
