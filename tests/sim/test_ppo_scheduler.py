@@ -182,12 +182,17 @@ def test_nan_in_a_gradient_skips_the_update_and_reaches_no_checkpoint(
 ) -> None:
     from vidur_ppo_plugin.learn.ppo import PPO
 
-    value_loss = PPO._value_loss
+    gradient = PPO._gradient
 
     def spoiled(self: PPO, *args: Any) -> Any:
-        return value_loss(self, *args) * (float("nan") if self.num_updates == 1 else 1.0)
+        metrics = gradient(self, *args)
+        if self.num_updates == 1:
+            of_first = next(self.network.parameters()).grad
+            assert of_first is not None
+            of_first.fill_(math.nan)
+        return metrics
 
-    monkeypatch.setattr(PPO, "_value_loss", spoiled)
+    monkeypatch.setattr(PPO, "_gradient", spoiled)
     outcome = ppo(tmp_path, {"save_checkpoint": str(tmp_path / "saved")})
     assert len(outcome.completed) == 100
     assert [row["update"] for row in rows(tmp_path)] == ["1"]
