@@ -152,7 +152,6 @@ setup(
         "dev": [*TEST, "ruff>=0.6", "mypy>=1.8", "types-PyYAML", "build>=1.0"],
         "rl": RL,
         "ray": ["ray[default,tune]>=2.9"],
-        "serve": ["aiohttp>=3.9", "prometheus-client>=0.19"],
         "tensorboard": ["tensorboard>=2.15"],
     },
     entry_points={

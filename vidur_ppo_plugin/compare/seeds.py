@@ -1,6 +1,6 @@
 """Which seeds are for what: nothing that was tuned or measured on one kind is judged on the same requests.
 
-Training may use any seed below `COMPARISON.start`.
+Training may use any other seed: those below `COMPARISON.start`, or, as `vidur-ppo train` does, from a million on.
 """
 
 COMPARISON = range(1_000, 2_000)
