@@ -19,6 +19,13 @@ class RewardFlags:
     latency_power: float = flag(
         1.0, "Power of latencies: lower it to 1 for the mean, raise it towards 2 to protect the tail.", low=1, high=4
     )
+    tail_preference: float = flag(
+        0.5,
+        "What a policy that was trained for it aims at; one of its inputs. Raise it towards 1 to protect the slowest "
+        "requests, lower it towards 0 for the lowest mean.",
+        low=0,
+        high=1,
+    )
     backlog_weight: float = flag(
         3.0,
         "marginal_delay: weight of the growth of (seconds of prefill)^2, the harm to requests that come later. "

@@ -64,6 +64,13 @@ def test_a_checkpoint_brings_its_flags(checkpoints: Path) -> None:
     check_fits(spec, "chat", 16)  # one checkpoint works for any number of replicas
 
 
+def test_a_checkpoint_can_be_asked_for_another_tail(checkpoints: Path) -> None:
+    usual, tail = parse_schedulers([f"ppo_modular:{checkpoints}", f"ppo_modular:{checkpoints}@0.25"])
+    assert usual.checkpoint == tail.checkpoint and usual.label != tail.label
+    assert "tail_preference" not in usual.options and tail.options["tail_preference"] == 0.25
+    assert tail.vidur_flags(7)[f"{PREFIX}tail_preference"] == 0.25
+
+
 @pytest.mark.parametrize(
     ("texts", "problem"),
     [
@@ -71,6 +78,8 @@ def test_a_checkpoint_brings_its_flags(checkpoints: Path) -> None:
         (["lor:somewhere"], "only ppo_modular takes a checkpoint"),
         (["ppo_modular:"], "expected ppo_modular:CHECKPOINT"),
         (["ppo_modular:/no/such/policy"], r"ppo_modular:/no/such/policy: .*missing"),
+        (["ppo_modular:somewhere@1.5"], r"expected ppo_modular:CHECKPOINT@TAIL .* from 0 to 1, got '1.5'"),
+        (["ppo_modular:somewhere@tail"], r"with a tail_preference from 0 to 1, got 'tail'"),
         (["lor", "lor"], "have the same label 'lor': give one of them another, LABEL=lor"),
         (["a/b=lor", "a:b=random"], "have the same label"),  # the same as names of files
     ],

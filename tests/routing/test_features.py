@@ -86,6 +86,15 @@ def test_request_vector_by_hand() -> None:
     assert values["imbalance"] == pytest.approx(ln2 * np.sqrt(3) / 4)
     assert values["load_range"] == pytest.approx(ln2)
     assert values["cluster_size"] == pytest.approx(0.2)
+    assert values["tail_preference"] == 0.5
+
+
+def test_the_tail_preference_is_shown_and_changes_no_meaning() -> None:
+    usual, tail = table(), table(tail_preference=0.9)
+    seen = tail.observe(snapshot(4), REQUEST)
+    assert seen.request[-1] == np.float32(0.9)
+    assert np.array_equal(usual.observe(snapshot(4), REQUEST).request[:-1], seen.request[:-1])
+    assert usual.hash == tail.hash  # one checkpoint serves every preference
 
 
 def test_trends_follow_the_last_decision_and_the_moving_average() -> None:

@@ -23,7 +23,7 @@ def snapshot(rng: np.random.Generator, num_replicas: int, slots: int) -> Cluster
 @pytest.mark.parametrize("slots", [0, 3])
 def test_features(num_replicas: int, slots: int) -> None:
     rng = np.random.default_rng(num_replicas)
-    fast, reference = (FeatureTable(num_waiting_slots=slots, trend_window=5) for _ in range(2))
+    fast, reference = (FeatureTable(num_waiting_slots=slots, trend_window=5, tail_preference=0.3) for _ in range(2))
     for step in range(10):
         seen = snapshot(rng, num_replicas, slots)
         request = RequestInfo(int(rng.integers(1, 9000)), float(step), rng.uniform(0, 3), rng.uniform(0, 20))

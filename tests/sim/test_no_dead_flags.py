@@ -83,6 +83,7 @@ CHANGES: dict[str, Change] = {
     # Reward
     "reward_mode": change("queue_delay", "queue_delay", "marginal_delay", "reward_mean"),
     "latency_power": change(2.0, "marginal_delay", "policy_loss"),
+    "tail_preference": change(1.0, "policy_loss"),
     "backlog_weight": change(0.0, "marginal_delay", "policy_loss"),
     "credit": change("analytic", "marginal_delay", "policy_loss"),
     "throughput_target": change(5.0, "absolute_score", "reward_mean", context="hybrid"),

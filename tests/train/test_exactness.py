@@ -43,16 +43,17 @@ def test_a_trained_policy_gives_the_same_latencies_in_vidur(tmp_path: Path) -> N
 def test_clusters_in_step_are_those_of_vidur(power: float) -> None:
     """Observations, prior and analytic credit, decision by decision: vectorised, one by one, and in Vidur."""
     policy = {"rollout_len": 40, "latency_power": power}
-    mixture = [{"scenario": "mixed_long", "load": [0.9, 1.2]}]
+    mixture = [{"scenario": "mixed_long", "load": [0.9, 1.2], "tail_preference": [0.1, 0.9]}]
     twin, vidur = (small(mixture=mixture, policy=policy, backend=backend) for backend in ("twin", "vidur"))
     episode = draw_episode(twin, 0, 0)
     cluster = clusters_of(twin)["mixed_long"].with_speeds(episode.speed_factors)
     requests = episode.requests()
-    herds: list[Herd] = [VectorHerd(twin, cluster, requests)]
+    herds: list[Herd] = [VectorHerd(twin, episode, cluster, requests)]
     herds += [LooseHerd(config, episode, cluster, requests) for config in (twin, vidur)]
     rng = np.random.default_rng(0)
     for _ in range(episode.num_decisions):
         expected, *others = [herd.observe() for herd in herds]
+        np.testing.assert_array_equal(expected.request[:, -1], np.float32(episode.tail_preferences))
         credits = [herd.credit() for herd in herds]
         for seen, credit in zip(others, credits[1:], strict=True):
             np.testing.assert_array_equal(seen.replicas, expected.replicas)
@@ -77,8 +78,8 @@ def test_exact_credit_is_that_of_the_twin() -> None:
     episode = draw_episode(config, 0, 0)
     cluster = clusters_of(config)["mixed_long"].with_speeds(episode.speed_factors)
     requests = episode.requests()
-    vector, loose = VectorHerd(config, cluster, requests), LooseHerd(config, episode, cluster, requests)
-    analytic = VectorHerd(small(mixture=[{"scenario": "mixed_long"}]), cluster, requests)
+    vector, loose = VectorHerd(config, episode, cluster, requests), LooseHerd(config, episode, cluster, requests)
+    analytic = VectorHerd(small(mixture=[{"scenario": "mixed_long"}]), episode, cluster, requests)
     correlations = []
     for _ in range(episode.num_decisions):
         for herd in (vector, loose, analytic):

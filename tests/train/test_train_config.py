@@ -53,6 +53,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         r"curriculum must be about recorded metrics .* got \['latency_meen'\]",
     ),
     "baseline": ({"evaluation": {"baselines": ["least_token"]}}, r"evaluation.baselines\[0\] must be one of"),
+    "tail": (
+        {"mixture": part(tail_preference=[0, 2])},
+        r"mixture\[0\].tail_preference\[1\] must be >= 0 and <= 1",
+    ),
+    "one tail": ({"mixture": part(tail_preference=[0.5])}, r"mixture\[0\].tail_preference must be the lowest and the"),
+    "no tail": ({"evaluation": {"tail_preferences": []}}, "evaluation.tail_preferences must be at least one value"),
+    "tails": ({"evaluation": {"tail_preferences": [0.5, 0.5]}}, "evaluation.tail_preferences must be .* each once"),
+    "flag of a part": ({"policy": {"tail_preference": 0.2}}, "unknown key 'policy.tail_preference'"),
     "evaluated": ({"evaluation": {"scenarios": ["nowhere"]}}, "evaluation.scenarios: unknown scenario 'nowhere'"),
 }
 
@@ -126,6 +134,13 @@ def test_episodes_are_drawn_by_seed_from_the_mixture() -> None:
     assert drained and all(0 <= low < high <= 1 for episode in drained for _, low, high in episode.drained)
     half = draw_episode(config, 0, 1, load_factor=0.5)  # as a curriculum wants it
     assert half.loads == tuple(0.5 * load for load in episodes[0].loads)
+
+
+def test_tail_preferences_are_drawn_for_every_cluster() -> None:
+    config = small(environments=40, mixture=part(tail_preference=[0.2, 0.8]))
+    drawn = [value for slot in range(20) for value in draw_episode(config, slot, 1).tail_preferences]
+    assert len(set(drawn)) == 40 and 0.2 <= min(drawn) < 0.3 and 0.7 < max(drawn) <= 0.8
+    assert draw_episode(small(), 0, 0).tail_preferences == (0.5, 0.5)
 
 
 def test_load_keeps_its_meaning_when_replicas_change() -> None:

@@ -42,6 +42,17 @@ def test_a_run_records_evaluates_and_saves(reference: Path) -> None:
     assert set(metadata["evaluation"]["changes"]) == {"mixed_long"}
 
 
+def test_a_policy_is_evaluated_at_every_tail_preference(tmp_path: Path) -> None:
+    evaluation = {**SMALL["evaluation"], "tail_preferences": [0.0, 1.0]}
+    policy = {"rollout_len": 32, "minibatch_size": 64, "lr": 0.03}
+    mixture = [{"scenario": "mixed_long", "tail_preference": [0.0, 1.0]}]
+    outcome = train(small(evaluation=evaluation, policy=policy, mixture=mixture), tmp_path)
+    assert outcome.best is not None and set(outcome.best.changes) == {"mixed_long@0", "mixed_long@1"}
+    mean, tail = outcome.best.changes.values()
+    assert mean != tail  # the policy sees what it is asked for
+    assert outcome.best.score == pytest.approx((mean["e2e_mean"] + tail["e2e_mean"]) / 2)
+
+
 def train_and_kill(config: TrainConfig, out: Path) -> None:
     """With two worker processes, one of which is killed on the way."""
     engine = LocalEngine(config, clusters_of(config), workers=2)

@@ -3,11 +3,13 @@
 round_robin                       a scheduler of Vidur or of ours
 ppo_modular                       learns online, from scratch, in each run
 ppo_modular:CHECKPOINT            a policy that was learned before, greedy
+ppo_modular:CHECKPOINT@0.25       the same, asked for a tail_preference of 0.25
 LABEL=ppo_modular:CHECKPOINT      the same under another name in tables and plots
 oracle                            forward-simulates with the true output lengths: a bound, not deployable
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,8 +114,25 @@ def _parse(text: str) -> SchedulerSpec:
         raise SchedulerError(f"scheduler {text!r}: only {LEARNED} takes a checkpoint")
     if not path:
         raise SchedulerError(f"scheduler {text!r}: expected {LEARNED}:CHECKPOINT, a file or directory")
+    path, asked = _tail_preference(text, path)
     file = _checkpoint_file(Path(path))
-    return SchedulerSpec(label or rest, kind, checkpoint=str(file), options=checkpoint_options(file))
+    return SchedulerSpec(label or rest, kind, checkpoint=str(file), options={**checkpoint_options(file), **asked})
+
+
+def _tail_preference(text: str, path: str) -> tuple[str, dict[str, float]]:
+    """The checkpoint, and the flag that what follows its last @ sets; a file may have one in its name."""
+    before, at, value = path.rpartition("@")
+    if not at or Path(path).exists():
+        return path, {}
+    try:
+        preference = float(value)
+    except ValueError:
+        preference = math.nan
+    if not before or not 0.0 <= preference <= 1.0:
+        raise SchedulerError(
+            f"scheduler {text!r}: expected {LEARNED}:CHECKPOINT@TAIL with a tail_preference from 0 to 1, got {value!r}"
+        )
+    return before, {"tail_preference": preference}
 
 
 def _checkpoint_file(path: Path) -> Path:

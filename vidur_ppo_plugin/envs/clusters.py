@@ -1,8 +1,10 @@
 """What an episode runs on: a cluster that stops at every placement, in the compiled twin or in Vidur itself."""
 
+from dataclasses import asdict
 from typing import Any, Protocol
 
 from vidur_ppo_plugin.config import PPOModularFlags
+from vidur_ppo_plugin.learn.credit_weights import credit_weights
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, FloatArray, RequestInfo
 from vidur_ppo_plugin.scenario import Scenario
 from vidur_ppo_plugin.sim.stepping import Completion, SteppedVidur
@@ -73,7 +75,7 @@ class SteppedTwin:
         self._twin = Twin(config)
         self._source = TwinReplicaSource(self._twin, num_waiting_slots=flags.max_queue_requests_per_replica)
         self._requests = requests
-        self._flags = flags
+        self._weights = asdict(credit_weights(flags))
         self._index = -1
         self.now_s = 0.0
 
@@ -97,12 +99,10 @@ class SteppedTwin:
 
     def placement_rewards(self) -> FloatArray:
         """marginal_delay: the reward of placing the request on each replica."""
-        flags = self._flags
         return -self._twin.marginal_delay(
             self.now_s,
             *self._lengths(),
-            latency_power=flags.latency_power,
-            backlog_weight=flags.backlog_weight,
+            **self._weights,
         )
 
     def place(self, replica: int) -> None:

@@ -10,4 +10,5 @@ def build_features(flags: PPOModularFlags) -> FeatureTable:
         num_waiting_slots=flags.max_queue_requests_per_replica,
         trend_window=flags.trend_window,
         scales=FeatureScales(requests=flags.request_scale, tokens=flags.token_scale, seconds=flags.time_scale_s),
+        tail_preference=flags.tail_preference,
     )

@@ -27,6 +27,7 @@ def _observe(
     ema_weight: float,
     prompt_tokens: float,
     request: Any,
+    tail_preference: float,
 ) -> Any:
     """Features of replicas and of the request; advances `average` and `last`, or fills them if this is the first.
 
@@ -74,13 +75,13 @@ def _observe(
         for slot in range(num_slots):
             replicas[i, column + slot] = math.log1p(waiting[slot, i] * inverse_slot_scales[slot, 0])
         replicas[i, column + num_slots] = values[_CACHED, i] / prompt_tokens
-    return replicas, _request_vector(request, levels[8], levels[0])
+    return replicas, _request_vector(request, levels[8], levels[0], tail_preference)
 
 
 @compiled
-def _request_vector(request: Any, loads: Any, waiting: Any) -> Any:
+def _request_vector(request: Any, loads: Any, waiting: Any, tail_preference: float) -> Any:
     size, num_figures = loads.size, len(request)
-    vector = np.empty(num_figures + 5, np.float32)
+    vector = np.empty(num_figures + 6, np.float32)
     for index in range(num_figures):
         vector[index] = math.log1p(request[index])
     load = loads.sum() / size
@@ -92,6 +93,7 @@ def _request_vector(request: Any, loads: Any, waiting: Any) -> Any:
     vector[num_figures + 2] = math.sqrt(square / size)
     vector[num_figures + 3] = loads.max() - loads.min()
     vector[num_figures + 4] = math.log(size) / math.log(1024)
+    vector[num_figures + 5] = tail_preference
     return vector
 
 

@@ -101,15 +101,24 @@ class FeatureTable:
     """Turns snapshots into observations; keeps the moving averages that trends need."""
 
     def __init__(
-        self, *, num_waiting_slots: int = 4, trend_window: int = 32, scales: FeatureScales | None = None
+        self,
+        *,
+        num_waiting_slots: int = 4,
+        trend_window: int = 32,
+        scales: FeatureScales | None = None,
+        tail_preference: float = 0.5,
     ) -> None:
+        """`tail_preference`: what the operator asks for, shown as it is; not part of what the features mean."""
         if num_waiting_slots < 0:
             raise ValueError(f"num_waiting_slots must be >= 0, got {num_waiting_slots}")
         if trend_window < 1:
             raise ValueError(f"trend_window must be >= 1 decision, got {trend_window}")
+        if not 0.0 <= tail_preference <= 1.0:
+            raise ValueError(f"tail_preference must be >= 0 and <= 1, got {tail_preference}")
         self.num_waiting_slots = num_waiting_slots
         self.trend_window = trend_window
         self.scales = scales or FeatureScales()
+        self.tail_preference = tail_preference
         self.replica_features = self._replica_features()
         self.request_features = _REQUEST_FEATURES
         self._ema_weight = 2.0 / (trend_window + 1.0)
@@ -194,6 +203,7 @@ class FeatureTable:
             self._ema_weight,
             request.prompt_tokens,
             figures,
+            self.tail_preference,
         )
         return Observation(replicas, vector)
 
@@ -249,6 +259,7 @@ class FeatureTable:
                 math.sqrt(spread.dot(spread) / size),
                 np.maximum.reduce(load) - np.minimum.reduce(load),
                 math.log(size) / _LOG_MAX_REPLICAS,
+                self.tail_preference,
             ),
             dtype=np.float32,
         )
@@ -294,6 +305,7 @@ _REQUEST_FEATURES = (
     Feature("imbalance", "log", "standard deviation of load"),
     Feature("load_range", "log", "largest load - smallest load"),
     Feature("cluster_size", "log", "log(replicas) / log(1024)"),
+    Feature("tail_preference", "fraction", "the flag of that name: 0 for the mean, 1 for the tail"),
 )
 
 

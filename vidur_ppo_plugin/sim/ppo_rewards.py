@@ -1,11 +1,13 @@
 """Rewards of `ppo_modular` from a live simulation: who completes when, and what a placement costs everybody."""
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vidur_ppo_plugin.config import PPOModularFlags
+from vidur_ppo_plugin.learn.credit_weights import credit_weights
 from vidur_ppo_plugin.routing.heuristics import least_tokens
 from vidur_ppo_plugin.routing.marginal_delay import DrainCost, marginal_delay
 from vidur_ppo_plugin.routing.reward import HybridParams, HybridReward, QueueDelay
@@ -123,6 +125,7 @@ class RewardTracker(DecisionRewards):
         self._source = source
         self._cost = cost
         self._speed_factors = np.array(speed_factors)
+        self._weights = asdict(credit_weights(flags))
 
     def on_arrival(self, request: Any) -> None:
         """A request entered the system."""
@@ -146,7 +149,6 @@ class RewardTracker(DecisionRewards):
             decode_tokens=request.num_decode_tokens - 1,  # the end of prefill yields the first token
             speed=speeds,
             cost=self._cost,
-            latency_power=self._flags.latency_power,
-            backlog_weight=self._flags.backlog_weight,
+            **self._weights,
         )
         return rewards

@@ -18,6 +18,7 @@ from vidur_ppo_plugin import __version__, checkpoint
 from vidur_ppo_plugin.config import check_scheduler, flag_name, speed_factors, visibility
 from vidur_ppo_plugin.learn.alarms import CollapseAlarm, SafetyLimit
 from vidur_ppo_plugin.learn.build import build_agent, build_curriculum, check_resumed
+from vidur_ppo_plugin.learn.credit_weights import credit_weights
 from vidur_ppo_plugin.learn.ppo import NonFiniteUpdate
 from vidur_ppo_plugin.record.metrics import header
 from vidur_ppo_plugin.record.progress import Progress
@@ -125,8 +126,7 @@ class PPOModularScheduler(BaseGlobalScheduler):
                 name = flag_name(type(flags), "credit")
                 raise ValueError(f"{name} must be auto or analytic for this cluster, got 'exact': {error}") from None
             return None, f", credit analytic ({error})"
-        options = {"latency_power": flags.latency_power, "backlog_weight": flags.backlog_weight}
-        return ShadowTwin(twin, **options), ", credit exact"
+        return ShadowTwin(twin, credit_weights(flags)), ", credit exact"
 
     def _activity(self) -> str:
         if self._flags.demonstrate_with:

@@ -1,7 +1,9 @@
 """A twin beside a live simulation, told of every placement: always where Vidur is, free to look ahead."""
 
+from dataclasses import asdict
 from typing import Any
 
+from vidur_ppo_plugin.learn.credit_weights import CreditWeights
 from vidur_ppo_plugin.routing.snapshot import FloatArray
 from vidur_ppo_plugin.twin.config import TwinConfig
 from vidur_ppo_plugin.twin.twin import Twin
@@ -13,9 +15,9 @@ _FORGET_EVERY = 1024
 class ShadowTwin:
     """Exact credit for placements: it knows true output lengths, so it must not feed a decision."""
 
-    def __init__(self, config: TwinConfig, *, latency_power: float, backlog_weight: float) -> None:
+    def __init__(self, config: TwinConfig, weights: CreditWeights) -> None:
         self._twin = Twin(config)
-        self._options = {"latency_power": latency_power, "backlog_weight": backlog_weight}
+        self._options = asdict(weights)
 
     def place(self, replica: int, request: Any) -> None:
         """A request was sent to a replica."""

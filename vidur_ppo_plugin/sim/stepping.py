@@ -12,6 +12,7 @@ import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from vidur.events.global_schedule_event import GlobalScheduleEvent
 from vidur.simulator import Simulator
 
 from vidur_ppo_plugin.config import PPOModularFlags, speed_factors
+from vidur_ppo_plugin.learn.credit_weights import credit_weights
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
 
 from .credit import drain_cost
@@ -144,8 +146,7 @@ class SteppedVidur:
             self.now_s,
             request.num_prefill_tokens,
             request.num_decode_tokens,
-            latency_power=self._flags.latency_power,
-            backlog_weight=self._flags.backlog_weight,
+            **asdict(credit_weights(self._flags)),
         )
 
     def place(self, replica: int) -> None:

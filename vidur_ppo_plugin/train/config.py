@@ -48,6 +48,9 @@ class MixturePart:
     report_delay_s: tuple[float, ...] = flag(
         [], "Least and largest age of what replicas report; the scenario's own if empty.", low=0, high=3600
     )
+    tail_preference: tuple[float, ...] = flag(
+        [], "Least and largest tail_preference that the policy is trained for; 0.5 if empty.", low=0, high=1
+    )
     drained_share: float = flag(
         0.0, "Share of the episodes in which one replica takes no new requests for a while.", low=0, high=1
     )
@@ -61,6 +64,9 @@ class Evaluation:
     scenarios: tuple[str, ...] = flag([], "Scenarios to evaluate in; those of the mixture if empty.")
     seeds: int = flag(3, "Seeds of each scenario. Raise it if scores are noisy.", low=1, high=100)
     num_requests: int = flag(2000, "Requests of each run. Raise it for tails, lower it for speed.", low=20)
+    tail_preferences: tuple[float, ...] = flag(
+        [0.5], "Values of tail_preference at which the policy is evaluated; the score is their mean.", low=0, high=1
+    )
     baselines: tuple[str, ...] = flag(
         ["least_tokens", "least_outstanding", "shortest_delay"],
         "The best of these is what counts.",
@@ -164,6 +170,9 @@ def parse_config(data: dict[str, Any]) -> TrainConfig:
     require(len(config.mixture) > 0, "mixture", "a list of at least one part with a scenario", list(config.mixture))
     for index, part in enumerate(config.mixture):
         _check_part(part, f"mixture[{index}]")
+    preferences = config.evaluation.tail_preferences
+    is_list = len(preferences) > 0 and len(set(preferences)) == len(preferences)
+    require(is_list, "evaluation.tail_preferences", "at least one value, each once", list(preferences))
     for name in config.evaluated_scenarios:
         _scenario(name, "evaluation.scenarios")
     _check_policy(config)
@@ -195,7 +204,7 @@ def _scenario(name: str, where: str) -> Scenario:
 
 def _check_part(part: MixturePart, where: str) -> None:
     _scenario(part.scenario, f"{where}.scenario")
-    for name in ("load", "report_delay_s"):
+    for name in ("load", "report_delay_s", "tail_preference"):
         limits = getattr(part, name)
         is_range = not limits or (len(limits) == 2 and limits[0] <= limits[1])
         require(is_range, f"{where}.{name}", "the lowest and the highest value, [LOW, HIGH]", list(limits))

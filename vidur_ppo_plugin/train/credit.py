@@ -1,10 +1,13 @@
 """What placing a request on each replica adds to everybody's remaining time: to learn from, never to decide by."""
 
 import math
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from typing import Any
 
 import numpy as np
 
-from vidur_ppo_plugin.config import PPOModularFlags
+from vidur_ppo_plugin.learn.credit_weights import CreditWeights
 from vidur_ppo_plugin.routing.marginal_delay import ClusterWork, marginal_delay
 from vidur_ppo_plugin.routing.snapshot import FloatArray
 from vidur_ppo_plugin.twin.layout import OUTSTANDING, IntArray
@@ -17,16 +20,18 @@ from .work_kernel import increase_all, read_work
 class AnalyticCredit:
     """By the linear model of `routing.marginal_delay`, as `ppo_modular` learns inside Vidur."""
 
-    def __init__(self, cluster: Cluster, flags: PPOModularFlags) -> None:
+    def __init__(self, cluster: Cluster, weights: Sequence[CreditWeights]) -> None:
+        """`weights`: those of each cluster, of which all have the replicas of `cluster`."""
         self._speeds = np.array(cluster.twin.speed_factors)
         self._cost = cluster.drain_cost
-        self._power, self._backlog_weight = flags.latency_power, flags.backlog_weight
+        self._weights = weights
+        self._backlog_weights = np.array([one.backlog_weight for one in weights], np.float64)
 
     def __call__(
         self, machine: Machine, arrived_at_s: FloatArray, prompt_tokens: IntArray, decode_tokens: IntArray
     ) -> FloatArray:
         """[clusters, replicas]: the rewards of the next request of each cluster; all must have been brought there."""
-        if self._power == 1.0:
+        if all(one.latency_power == 1.0 for one in self._weights):
             return self._of_all(machine, prompt_tokens, decode_tokens)
         requests = zip(arrived_at_s.tolist(), prompt_tokens.tolist(), decode_tokens.tolist(), strict=True)
         rewards: FloatArray = -np.stack(
@@ -37,8 +42,7 @@ class AnalyticCredit:
                     decode_tokens=decode - 1,  # the end of prefill yields the first token
                     speed=self._speeds,
                     cost=self._cost,
-                    latency_power=self._power,
-                    backlog_weight=self._backlog_weight,
+                    **asdict(self._weights[number]),
                 )
                 for number, (now_s, prompt, decode) in enumerate(requests)
             ]
@@ -55,7 +59,7 @@ class AnalyticCredit:
             prompt_tokens,
             decode_tokens,
             self._speeds,
-            float(self._backlog_weight),
+            self._backlog_weights,
             cost.prefill_s_per_token,
             cost.iteration_s,
             cost.iteration_s_per_request,
@@ -66,12 +70,11 @@ class AnalyticCredit:
         return -increases
 
 
-def exact_options(flags: PPOModularFlags, *, horizon_s: float) -> dict[str, float]:
-    """The options of `marginal_delay` of a twin, which rolls forward with and without the request."""
-    return {
-        "latency_power": flags.latency_power,
-        "backlog_weight": flags.backlog_weight,
-        "horizon_s": horizon_s or math.inf,
+def exact_options(weights: Sequence[CreditWeights], *, horizon_s: float) -> dict[str, Any]:
+    """The options of `marginal_delay` of clusters in step, which roll forward with and without the request."""
+    names = (item.name for item in fields(CreditWeights))
+    return {name: np.array([getattr(one, name) for one in weights], np.float64) for name in names} | {
+        "horizon_s": horizon_s or math.inf
     }
 
 

@@ -1,10 +1,12 @@
 """Episodes: which clusters a slot runs for a while, and with which requests; drawn by seed."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from vidur_ppo_plugin.config import PPOModularFlags
 from vidur_ppo_plugin.envs.settings import changed, find_scenario, speeds_of
 from vidur_ppo_plugin.routing.visibility import Drain
 from vidur_ppo_plugin.scenario import Scenario
@@ -28,9 +30,10 @@ class Episode:
     slot: int
     number: int
     scenario: str
-    #: Of each cluster: the seed of its requests, and its load.
+    #: Of each cluster: the seed of its requests, its load, and what its operator asks for.
     seeds: tuple[int, ...]
     loads: tuple[float, ...]
+    tail_preferences: tuple[float, ...]
     num_requests: int
     speed_factors: tuple[float, ...]
     report_delay_s: float
@@ -59,6 +62,10 @@ class Episode:
             own.at(drained=()), load=self.loads[cluster], num_replicas=size, replica_speeds=self.speed_factors
         )
 
+    def flags(self, config: TrainConfig) -> list[PPOModularFlags]:
+        """The flags of the policy in each cluster."""
+        return [dataclasses.replace(config.flags, tail_preference=value) for value in self.tail_preferences]
+
     def requests(self) -> list[Requests]:
         """The requests of each cluster, in order of arrival."""
         return [self.at_scale(cluster).requests(seed, self.num_requests) for cluster, seed in enumerate(self.seeds)]
@@ -82,13 +89,14 @@ def draw_episode(config: TrainConfig, slot: int, number: int, *, load_factor: fl
     num_rollouts = config.episode_rollouts
     if number == 0:
         num_rollouts = 1 + slot % config.episode_rollouts
-    clusters = range(config.slot_sizes[slot])
+    clusters, preference = range(config.slot_sizes[slot]), config.flags.tail_preference
     return Episode(
         slot=slot,
         number=number,
         scenario=part.scenario,
         seeds=tuple(int(rng.integers(FIRST_TRAINING_SEED, 2**31)) for _ in clusters),
         loads=tuple(_draw(part.load, scenario.load, rng) * load_factor for _ in clusters),
+        tail_preferences=tuple(_draw(part.tail_preference, preference, rng) for _ in clusters),
         num_requests=num_rollouts * config.flags.rollout_len + 1,
         speed_factors=tuple(speeds_of(scenario)),
         report_delay_s=_draw(part.report_delay_s, scenario.report_delay_s, rng),

@@ -23,13 +23,14 @@ class Result:
 
     decisions: int
     score: float
-    #: Scenario -> the baseline that is best there, by mean latency.
+    #: Case -> the baseline that is best there, by mean latency. A case is a scenario, followed by @ and the
+    #: `tail_preference` where the policy is evaluated at several.
     best_baselines: dict[str, str]
-    #: Scenario -> metric -> mean change over seeds.
+    #: Case -> metric -> mean change over seeds.
     changes: dict[str, dict[str, float]]
 
     def mean_change(self, metric: str) -> float:
-        """Over all scenarios."""
+        """Over all cases."""
         return float(np.mean([change[metric] for change in self.changes.values()]))
 
     def row(self) -> dict[str, float]:
@@ -63,12 +64,13 @@ class Evaluator:
         if not self.baselines:
             for name in self.config.evaluation.baselines:
                 self.baselines[name] = self._figures(name, None)
-        policy = self._figures(POLICY, weights)
-        best = {scenario: self._best_baseline(scenario) for scenario in policy}
-        changes = {
-            scenario: _changes(figures, self.baselines[best[scenario]][scenario])
-            for scenario, figures in policy.items()
-        }
+        best, changes = {}, {}
+        preferences = self.config.evaluation.tail_preferences
+        for preference in preferences:
+            for scenario, figures in self._figures(POLICY, weights, preference).items():
+                case = f"{scenario}@{preference:g}" if len(preferences) > 1 else scenario
+                best[case] = self._best_baseline(scenario)
+                changes[case] = _changes(figures, self.baselines[best[case]][scenario])
         weight = self.config.evaluation.p99_weight
         score = float(np.mean([change["e2e_mean"] + weight * change["e2e_p99"] for change in changes.values()]))
         return Result(decisions, score, best, changes)
@@ -76,11 +78,11 @@ class Evaluator:
     def _best_baseline(self, scenario: str) -> str:
         return min(self.baselines, key=lambda name: float(np.mean(self.baselines[name][scenario]["e2e_mean"])))
 
-    def _figures(self, router: str, weights: Weights | None) -> dict[str, Figures]:
+    def _figures(self, router: str, weights: Weights | None, tail_preference: float = 0.5) -> dict[str, Figures]:
         """scenario -> metric -> a number for each seed."""
         evaluation = self.config.evaluation
         jobs = [
-            EvaluateJob(name, router, FIRST_EVALUATION_SEED + seed, evaluation.num_requests)
+            EvaluateJob(name, router, FIRST_EVALUATION_SEED + seed, evaluation.num_requests, tail_preference)
             for name in self.config.evaluated_scenarios
             for seed in range(evaluation.seeds)
         ]

@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from vidur_ppo_plugin.learn.credit_weights import credit_weights
 from vidur_ppo_plugin.learn.features import build_features
 from vidur_ppo_plugin.routing.features import Float32Array
 from vidur_ppo_plugin.routing.prior import Prior
@@ -54,20 +55,23 @@ def open_herd(config: TrainConfig, episode: Episode, cluster: Cluster) -> Herd:
     """The clusters of an episode; `cluster` has its replicas."""
     requests = episode.requests()
     if config.backend == "twin" and episode.is_clear:
-        return VectorHerd(config, cluster, requests)
+        return VectorHerd(config, episode, cluster, requests)
     return LooseHerd(config, episode, cluster, requests)
 
 
 class VectorHerd:
     """All clusters in one vectorised twin; the router sees everything at once and may send anywhere."""
 
-    def __init__(self, config: TrainConfig, cluster: Cluster, requests: Sequence[Requests]) -> None:
+    def __init__(self, config: TrainConfig, episode: Episode, cluster: Cluster, requests: Sequence[Requests]) -> None:
         flags = config.flags
         self._requests = requests
-        self._twin = VectorTwin(cluster.twin, requests, features=build_features(flags))
+        self._twin = VectorTwin(
+            cluster.twin, requests, features=build_features(flags), tail_preferences=episode.tail_preferences
+        )
         self._prior = Prior(flags.prior, weight=flags.prior_weight, delay_model=cluster.delay_model)
-        self._analytic = AnalyticCredit(cluster, flags)
-        self._exact_options = exact_options(flags, horizon_s=config.horizon_s)
+        weights = [credit_weights(flags, preference) for preference in episode.tail_preferences]
+        self._analytic = AnalyticCredit(cluster, weights)
+        self._exact_options = exact_options(weights, horizon_s=config.horizon_s)
         self._is_exact = config.credit == "exact"
         # [clusters, requests]: arrival, prompt and output.
         self._columns = [
@@ -128,7 +132,7 @@ class LooseHerd:
         self._visibilities = [
             Visibility(report_delay_s=episode.report_delay_s, drains=episode.drains(part)) for part in requests
         ]
-        self._observers = [Observer(config.flags, cluster.delay_model) for _ in requests]
+        self._observers = [Observer(flags, cluster.delay_model) for flags in episode.flags(config)]
         self._prompt_tokens = [0] * len(requests)
 
     def observe(self) -> Seen:

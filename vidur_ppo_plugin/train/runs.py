@@ -1,11 +1,14 @@
 """A run of requests that stops at every placement: in the twin, or in Vidur itself."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import numpy as np
 
+from vidur_ppo_plugin.config import PPOModularFlags
+from vidur_ppo_plugin.learn.credit_weights import credit_weights
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, FloatArray, RequestInfo
 from vidur_ppo_plugin.twin.source import TwinReplicaSource
 from vidur_ppo_plugin.twin.twin import Twin
@@ -13,7 +16,7 @@ from vidur_ppo_plugin.workload.requests import Requests
 
 from .clusters import Cluster
 from .config import TrainConfig
-from .credit import AnalyticCredit, exact_options
+from .credit import AnalyticCredit
 from .episodes import Episode
 
 
@@ -51,22 +54,23 @@ class Run(Protocol):
 
 def open_runs(config: TrainConfig, episode: Episode, cluster: Cluster, requests: Sequence[Requests]) -> list[Run]:
     """A run for each cluster of an episode, in the simulator that the configuration names."""
+    each = list(zip(episode.flags(config), requests, strict=True))
     if config.backend == "vidur":
         from .vidur_run import VidurRun  # imports Vidur, which takes seconds
 
-        return [VidurRun(episode, number, config.flags, part) for number, part in enumerate(requests)]
-    return [TwinRun(config, cluster, part) for part in requests]
+        return [VidurRun(episode, number, flags, part) for number, (flags, part) in enumerate(each)]
+    return [TwinRun(config, flags, cluster, part) for flags, part in each]
 
 
 class TwinRun:
     """A run in the twin."""
 
-    def __init__(self, config: TrainConfig, cluster: Cluster, requests: Requests) -> None:
-        flags = config.flags
+    def __init__(self, config: TrainConfig, flags: PPOModularFlags, cluster: Cluster, requests: Requests) -> None:
         self._twin = Twin(cluster.twin)
         self._source = TwinReplicaSource(self._twin, num_waiting_slots=flags.max_queue_requests_per_replica)
-        self._analytic = AnalyticCredit(cluster, flags)
-        self._exact_options = exact_options(flags, horizon_s=config.horizon_s)
+        weights = credit_weights(flags)
+        self._analytic = AnalyticCredit(cluster, [weights])
+        self._exact_options = asdict(weights) | {"horizon_s": config.horizon_s or math.inf}
         self._is_exact = config.credit == "exact"
         self._decode_tokens = requests.decode_tokens
         columns = (requests.arrived_at_s, requests.prompt_tokens, requests.decode_tokens)

@@ -82,7 +82,7 @@ def increase_all(
     prompt_tokens: Any,
     decode_tokens: Any,
     speeds: Any,
-    backlog_weight: float,
+    backlog_weights: Any,
     token_s: float,
     iteration_s: float,
     request_s: float,
@@ -107,7 +107,7 @@ def increase_all(
             speeds,
             float(prompt_tokens[c]),
             float(decode_tokens[c] - 1),  # the end of prefill yields the first token
-            backlog_weight,
+            backlog_weights[c],
             token_s,
             iteration_s,
             request_s,

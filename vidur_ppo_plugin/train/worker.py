@@ -1,5 +1,6 @@
 """What runs in a worker: rollouts of streams, and evaluations. It knows neither how it was started nor who asks."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,8 @@ class EvaluateJob:
     router: str
     seed: int
     num_requests: int
+    #: What the policy is asked for; routers do not know it.
+    tail_preference: float = 0.5
 
 
 @dataclass(frozen=True)
@@ -125,7 +128,8 @@ class Worker:
         requests = scenario.requests(job.seed, job.num_requests)
         if job.router == POLICY:
             assert weights is not None
-            router: Any = GreedyPolicy(build_actor(weights), self._flags, cluster.delay_model)
+            flags = dataclasses.replace(self._flags, tail_preference=job.tail_preference)
+            router: Any = GreedyPolicy(build_actor(weights), flags, cluster.delay_model)
         else:
             router = build_router(job.router, seed=job.seed, delay_model=cluster.delay_model)
         visibility = Visibility(report_delay_s=scenario.report_delay_s, drains=scenario.drains(requests))

@@ -42,15 +42,23 @@ class VectorTwin(Machine):
         requests: Sequence[Requests],
         *,
         features: FeatureTable | None = None,
+        tail_preferences: Sequence[float] | None = None,
         initial_decode_tokens: float = 128.0,
     ) -> None:
-        """`requests`: those of each cluster. `features`: what is observed; its moving averages are not used."""
+        """`requests`: those of each cluster. `features`: what is observed; its moving averages are not used.
+
+        `tail_preferences`: what each cluster's operator asks for; that of `features` if None.
+        """
         super().__init__(config, len(requests))
         table = features or FeatureTable()
         size, replicas, slots = len(requests), config.num_replicas, 2 * table.num_waiting_slots
         trends = len(table.kernel_constants[0])
         self._constants = table.kernel_constants
         self._scales = np.array([table.scales.tokens, table.scales.seconds, table.scales.rate_per_s])
+        given = [table.tail_preference] * size if tail_preferences is None else list(tail_preferences)
+        if len(given) != size:
+            raise ValueError(f"tail_preferences must be given for each of {size} clusters, got {len(given)}")
+        self._tail_preferences = np.array(given, np.float64)
         self._initial_decode_tokens = initial_decode_tokens
         self._progress = np.zeros(1, np.int64)
         self._averages = np.zeros((2, size, trends, replicas))
@@ -109,6 +117,7 @@ class VectorTwin(Machine):
                 self._initial_decode_tokens,
                 self._constants,
                 self._scales,
+                self._tail_preferences,
                 seen,
             )
             self._is_observed = True
@@ -141,19 +150,29 @@ class VectorTwin(Machine):
         self._is_observed = False
 
     def marginal_delay(
-        self, *, latency_power: float = 1.0, backlog_weight: float = 0.0, horizon_s: float = np.inf
+        self,
+        *,
+        latency_power: float | FloatArray = 1.0,
+        backlog_weight: float | FloatArray = 0.0,
+        horizon_s: float = np.inf,
     ) -> FloatArray:
-        """`Twin.marginal_delay` of the next request of every cluster: [clusters, replicas]; 0 where all are placed."""
+        """`Twin.marginal_delay` of the next request of every cluster: [clusters, replicas]; 0 where all are placed.
+
+        Power and weight are those of all clusters, or one for each.
+        """
         self.observe()
         self._prepare_forks()
         result = np.empty((self.num_clusters, self.num_replicas))
-        self._for_all(vector_kernels.increase_all, self._scratch, float(latency_power), float(horizon_s), result)
-        if backlog_weight:
+        powers, weights = (
+            np.array(np.broadcast_to(value, self.num_clusters), np.float64) for value in (latency_power, backlog_weight)
+        )
+        self._for_all(vector_kernels.increase_all, self._scratch, powers, float(horizon_s), result)
+        if weights.any():
             last = self._workload[0].shape[1] - 1
             prompts = self._workload[1][np.arange(self.num_clusters), np.minimum(self._position, last)]
             prefill_tokens = self.state.cells[:, layout.PREFILL_TOKENS].reshape(result.shape)
             growth = self._backlog_growth(prefill_tokens, prompts[:, None])
-            result += backlog_weight * np.where(self.is_done[:, None], 0.0, growth)
+            result += weights[:, None] * np.where(self.is_done[:, None], 0.0, growth)
         return result
 
     def drain(self) -> None:

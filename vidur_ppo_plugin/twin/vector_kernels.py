@@ -27,6 +27,7 @@ def observe_all(
     initial_decode_tokens: float,
     features: Any,
     scales: Any,
+    tail_preferences: Any,
     seen: Any,
 ) -> Any:
     """Bring every cluster to its next request and write what the policy sees; those without one are left out.
@@ -67,6 +68,7 @@ def observe_all(
                 ema_weight,
                 prompts[c, k],
                 figures,
+                tail_preferences[c],
             )
         progress[0] += 1
     return DONE
@@ -128,7 +130,7 @@ def increase_all(
     workload: Any,
     position: Any,
     scratch: Any,
-    power: float,
+    powers: Any,
     horizon_s: float,
     result: Any,
 ) -> Any:
@@ -143,7 +145,7 @@ def increase_all(
             for replica in range(num_replicas):
                 row, into = c * num_replicas + replica, result[c, replica : replica + 1]
                 outcome = increase_of_row(
-                    rules, times, state, scratch, row, now_s, prompts[c, k], outputs[c, k], power, until_s, into
+                    rules, times, state, scratch, row, now_s, prompts[c, k], outputs[c, k], powers[c], until_s, into
                 )
                 if outcome != DONE:
                     return outcome
