@@ -46,6 +46,7 @@ def test_own_dispatches_are_known_at_once_and_counted_once() -> None:
     second = visibility.view(snapshot(0.1, [0, 1], [0.0, 700.0]))
     assert second.outstanding_requests.tolist() == [0, 1]  # of the report at 0, plus the request just sent
     assert second.prefill_tokens.tolist() == [0, 700]
+    assert second.typical_prompt_tokens.tolist() == [0, 700]
     visibility.on_dispatch(1, 50)
     # The report of 0.1 has the first request in it, half prefilled by then; the second comes on top.
     third = visibility.view(snapshot(0.7, [0, 2], [0.0, 10.0]))

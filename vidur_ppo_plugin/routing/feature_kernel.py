@@ -12,6 +12,7 @@ _OUTSTANDING, _RUNNING = ROW["outstanding_requests"], ROW["running_requests"]
 _PREFILL, _CONTEXT, _DECODED = ROW["prefill_tokens"], ROW["context_tokens"], ROW["decoded_tokens"]
 _KV_USED, _KV_TOTAL, _OLDEST = ROW["kv_blocks_used"], ROW["kv_blocks_total"], ROW["oldest_wait_s"]
 _LATENCY, _RATE = ROW["recent_latency_s"], ROW["completion_rate_per_s"]
+_TOKEN_TIME, _TYPICAL = ROW["token_time_s"], ROW["typical_prompt_tokens"]
 _CACHED = ROW["cached_prompt_tokens"]
 
 
@@ -47,6 +48,8 @@ def _observe(
         levels[7, i] = values[_RATE, i]
         levels[8, i] = values[_PREFILL, i] + CONTEXT_WEIGHT * values[_CONTEXT, i] + REQUEST_WEIGHT * outstanding
         levels[9, i] = values[_KV_USED, i] / values[_KV_TOTAL, i]
+        levels[10, i] = values[_TOKEN_TIME, i]
+        levels[11, i] = values[_TYPICAL, i]
     num_slots = waiting.shape[0]
     replicas = np.empty((size, 2 * num_levels + 2 * num_trends + num_slots + 1), np.float32)
     for level in range(num_levels):

@@ -41,6 +41,7 @@ class FeatureScales:
     tokens: float = 4096.0
     seconds: float = 2.0
     rate_per_s: float = 4.0
+    token_s: float = 0.02
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ _LEVELS = (
     ("completions", "requests/s", "rate_per_s", "completion rate"),
     ("load", "tokens", "tokens", "least_tokens score"),
     ("kv_used", "fraction", None, "KV blocks in use / total"),
+    ("token_time", "seconds", "token_s", "moving average of the time between tokens"),
+    ("typical_prompt", "tokens", "tokens", "typical prompt sent there"),
 )
 _LEVEL_INDEX = {name: index for index, (name, *_) in enumerate(_LEVELS)}
 # Levels that also appear as a difference to their moving average and to the last decision.
@@ -86,6 +89,8 @@ _LEVEL_ROWS = np.array(
             "completion_rate_per_s",
             "outstanding_requests",
             "kv_blocks_used",
+            "token_time_s",
+            "typical_prompt_tokens",
         )
     ]
 )

@@ -4,6 +4,7 @@ Whoever fills them (Vidur, the twin, real replicas) is a `ReplicaSource`; nobody
 All per-replica figures live in one matrix, so that taking a snapshot costs one small copy.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,6 +25,8 @@ ROWS = {
     "decoded_tokens": "tokens generated so far by the requests in flight",
     "recent_latency_s": "moving average of the latencies of requests completed there, 0 before the first",
     "completion_rate_per_s": "requests completed there per second, averaged over the last ten seconds or so",
+    "token_time_s": "moving average of the time between tokens of requests completed there, 0 before the first",
+    "typical_prompt_tokens": "mean length, weighted by tokens, of the last 65,536 prompt tokens or so sent there",
     "speed_factor": "speed relative to the device's nominal speed",
     "cached_prompt_tokens": "tokens of this request's prompt cached there (0 until a source knows sessions)",
 }
@@ -32,6 +35,20 @@ ROW = {name: index for index, name in enumerate(ROWS)}
 # What a token in context and a request in flight weigh in `token_load`, in prompt tokens.
 CONTEXT_WEIGHT = 0.05
 REQUEST_WEIGHT = 20.0
+
+
+# Prompt tokens that `typical_prompt_tokens` remembers.
+PROMPT_MEMORY_TOKENS = 65536.0
+
+
+def updated_typical_prompt(typical_tokens: float, prompt_tokens: float) -> float:
+    """`typical_prompt_tokens` of a replica after one more prompt was sent there; also compiled into kernels.
+
+    Long prompts that have replicas of their own only pay if the router remembers whose they are.
+    """
+    if typical_tokens == 0.0:
+        return float(prompt_tokens)
+    return typical_tokens + (1.0 - math.exp(-prompt_tokens / PROMPT_MEMORY_TOKENS)) * (prompt_tokens - typical_tokens)
 
 
 @dataclass(frozen=True)
@@ -58,6 +75,8 @@ class ClusterSnapshot:
     decoded_tokens: FloatArray
     recent_latency_s: FloatArray
     completion_rate_per_s: FloatArray
+    token_time_s: FloatArray
+    typical_prompt_tokens: FloatArray
     speed_factor: FloatArray
     cached_prompt_tokens: FloatArray
 
@@ -104,6 +123,8 @@ class ClusterSnapshot:
             self.decoded_tokens,
             self.recent_latency_s,
             self.completion_rate_per_s,
+            self.token_time_s,
+            self.typical_prompt_tokens,
             self.speed_factor,
             self.cached_prompt_tokens,
         ) = values

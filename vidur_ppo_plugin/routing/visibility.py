@@ -10,10 +10,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .snapshot import ROW, ClusterSnapshot
+from .snapshot import ROW, ClusterSnapshot, updated_typical_prompt
 
 _OUTSTANDING = ROW["outstanding_requests"]
 _PREFILL = ROW["prefill_tokens"]
+_TYPICAL = ROW["typical_prompt_tokens"]
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class Visibility:
         for replica, prompt_tokens in self._sent:
             values[_OUTSTANDING, replica] += 1
             values[_PREFILL, replica] += prompt_tokens
+            values[_TYPICAL, replica] = updated_typical_prompt(values[_TYPICAL, replica], prompt_tokens)
         return ClusterSnapshot(
             snapshot.now_s,
             values,

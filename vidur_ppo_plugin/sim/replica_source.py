@@ -18,7 +18,14 @@ import numpy as np
 from vidur.entities import Batch
 
 from vidur_ppo_plugin.routing import compiled
-from vidur_ppo_plugin.routing.snapshot import ROW, ROWS, ClusterSnapshot, FloatArray, RequestInfo
+from vidur_ppo_plugin.routing.snapshot import (
+    ROW,
+    ROWS,
+    ClusterSnapshot,
+    FloatArray,
+    RequestInfo,
+    updated_typical_prompt,
+)
 
 _OUTSTANDING = ROW["outstanding_requests"]
 _RUNNING = ROW["running_requests"]
@@ -30,6 +37,8 @@ _OLDEST = ROW["oldest_wait_s"]
 _DECODED = ROW["decoded_tokens"]
 _LATENCY = ROW["recent_latency_s"]
 _RATE = ROW["completion_rate_per_s"]
+_TOKEN_TIME = ROW["token_time_s"]
+_TYPICAL = ROW["typical_prompt_tokens"]
 _SPEED = ROW["speed_factor"]
 
 # Weight of the newest latency in the moving average, and the time over which rates are averaged.
@@ -142,6 +151,7 @@ class VidurReplicaSource:
             self._num_shown[index] = slot + 1
         cells[_OUTSTANDING * size + index] += 1
         cells[_PREFILL * size + index] += prompt_tokens
+        cells[_TYPICAL * size + index] = updated_typical_prompt(cells[_TYPICAL * size + index], prompt_tokens)
         self._in_flight[index][request.id] = (request, prompt_tokens)
 
     def _hook(self, index: int, scheduler: Any) -> None:
@@ -213,6 +223,10 @@ class VidurReplicaSource:
         self._finished_decode_tokens += decode_tokens
         latency_s, mean_s = now_s - request._arrived_at, cells[_LATENCY * size + index]
         cells[_LATENCY * size + index] = mean_s + _LATENCY_WEIGHT * (latency_s - mean_s) if mean_s > 0 else latency_s
+        if decode_tokens > 1:
+            token_s = (now_s - request._prefill_completed_at) / (decode_tokens - 1)
+            mean_s = cells[_TOKEN_TIME * size + index]
+            cells[_TOKEN_TIME * size + index] = mean_s + _LATENCY_WEIGHT * (token_s - mean_s) if mean_s > 0 else token_s
         decay = math.exp((self._rate_updated_cells[index] - now_s) / _RATE_WINDOW_S)
         cells[_RATE * size + index] = cells[_RATE * size + index] * decay + 1.0 / _RATE_WINDOW_S
         self._rate_updated_cells[index] = now_s

@@ -10,6 +10,8 @@ existed: of a batch that ends at that very moment, the router still sees the sta
 import math
 from typing import Any
 
+from vidur_ppo_plugin.routing.snapshot import updated_typical_prompt
+
 from .batching import form_batch
 from .compiling import helper
 from .layout import (
@@ -78,7 +80,9 @@ from .layout import (
     SUBMITTED,
     TARGET,
     TIME_UNKNOWN,
+    TOKEN_TIME,
     TOTAL,
+    TYPICAL_PROMPT,
 )
 from .queues import append, free_blocks, insert_by_arrival
 from .steady import skip_steady
@@ -87,6 +91,7 @@ from .timing import time_batch
 # As in `sim.replica_source`: weight of the newest latency in the average, and what rates are averaged over.
 LATENCY_WEIGHT = 0.1
 RATE_WINDOW_S = 10.0
+_updated_typical_prompt = helper(updated_typical_prompt)
 # MARKER while there are events before the decision.
 _NOT_REACHED = -1
 
@@ -166,6 +171,7 @@ def submit_to_cells(
     append(i, QUEUE, q)
     i[OUTSTANDING] += 1
     i[PREFILL_TOKENS] += prompt_tokens
+    f[TYPICAL_PROMPT] = _updated_typical_prompt(f[TYPICAL_PROMPT], prompt_tokens)
     # Requests that arrive at one moment are handed over together: one event for all of them.
     if f[SUBMITTED] != arrived_s:
         f[SUBMITTED] = arrived_s
@@ -301,6 +307,9 @@ def _complete(i: Any, f: Any, entry: Any, row: int, q: int) -> None:
     i[FINISHED_DECODE_TOKENS] += decode_tokens
     latency_s, mean_s = f[NOW] - f[q + ARRIVED], f[RECENT_LATENCY]
     f[RECENT_LATENCY] = mean_s + LATENCY_WEIGHT * (latency_s - mean_s) if mean_s > 0 else latency_s
+    if decode_tokens > 1:
+        token_s, mean_s = (f[NOW] - f[q + FIRST_TOKEN]) / (decode_tokens - 1), f[TOKEN_TIME]
+        f[TOKEN_TIME] = mean_s + LATENCY_WEIGHT * (token_s - mean_s) if mean_s > 0 else token_s
     decay = math.exp((f[RATE_UPDATED] - f[NOW]) / RATE_WINDOW_S)
     f[COMPLETION_RATE] = f[COMPLETION_RATE] * decay + 1.0 / RATE_WINDOW_S
     f[RATE_UPDATED] = f[NOW]

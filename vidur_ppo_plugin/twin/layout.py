@@ -42,8 +42,8 @@ FIRST_EVENT, NUM_EVENTS, SEQUENCE, MARKER = range(12, 16)
 OUTSTANDING, PREFILL_TOKENS, CONTEXT_TOKENS, DECODED_TOKENS, FINISHED, FINISHED_DECODE_TOKENS = range(16, 22)
 NUM_BATCHES, NUM_BATCHED_REQUESTS = range(22, 24)
 # Clocks: time of the last event, how far the row was asked to go, the last submission; and what a snapshot averages.
-NOW, TARGET, SUBMITTED, RECENT_LATENCY, COMPLETION_RATE, RATE_UPDATED = range(24, 30)
-FIRST_STAGE = 30
+NOW, TARGET, SUBMITTED, RECENT_LATENCY, COMPLETION_RATE, RATE_UPDATED, TOKEN_TIME, TYPICAL_PROMPT = range(24, 32)
+FIRST_STAGE = 32
 # A stage: order of its end event, batch that comes next, batches that wait for it; when it ends (infinity: idle).
 END_ORDER, NEXT_BATCH, NUM_WAITING, END_S = range(4)
 STAGE_CELLS = 4

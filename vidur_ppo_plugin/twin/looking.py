@@ -21,12 +21,15 @@ from .layout import (
     QUEUE,
     RATE_UPDATED,
     RECENT_LATENCY,
+    TOKEN_TIME,
+    TYPICAL_PROMPT,
 )
 
 _OUTSTANDING, _RUNNING = ROW["outstanding_requests"], ROW["running_requests"]
 _PREFILL, _CONTEXT, _DECODED = ROW["prefill_tokens"], ROW["context_tokens"], ROW["decoded_tokens"]
 _KV_USED, _KV_TOTAL, _OLDEST = ROW["kv_blocks_used"], ROW["kv_blocks_total"], ROW["oldest_wait_s"]
 _LATENCY, _RATE = ROW["recent_latency_s"], ROW["completion_rate_per_s"]
+_TOKEN_TIME, _TYPICAL = ROW["token_time_s"], ROW["typical_prompt_tokens"]
 _SPEED, _CACHED = ROW["speed_factor"], ROW["cached_prompt_tokens"]
 
 
@@ -43,6 +46,8 @@ def look(rules: Any, i: Any, f: Any, now_s: float, speed_factor: float, values: 
     values[_DECODED, column] = i[DECODED_TOKENS]
     values[_LATENCY, column] = f[RECENT_LATENCY]
     values[_RATE, column] = f[COMPLETION_RATE] * math.exp((f[RATE_UPDATED] - now_s) / RATE_WINDOW_S)
+    values[_TOKEN_TIME, column] = f[TOKEN_TIME]
+    values[_TYPICAL, column] = f[TYPICAL_PROMPT]
     values[_SPEED, column] = speed_factor
     values[_CACHED, column] = 0.0
     num_shown, q = len(waiting) // 2, i[QUEUE]
