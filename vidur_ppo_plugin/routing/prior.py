@@ -40,6 +40,13 @@ class Prior:
             ),
         }[name]
 
+    @property
+    def kernel_constants(self) -> tuple[int, float, float, float, float]:
+        """What `prior_kernel.prior_logits` goes by: which heuristic, its scale, and the costs of the delay model."""
+        model = self._delay_model
+        costs = model.prefill_s_per_token, model.iteration_s_per_request, model.iteration_s_per_context_token
+        return NAMES.index(self.name), float(self._scale), *(float(cost) for cost in costs)  # type: ignore[return-value]
+
     def cost(self, snapshot: ClusterSnapshot, request: RequestInfo) -> FloatArray:
         """The heuristic's cost of each replica; zeros for the prior `none`."""
         return self._cost(snapshot, request)
