@@ -22,10 +22,14 @@ def prior_logits(
     size = values.shape[1]
     lowest = 0.0
     for i in range(size):
-        cost = _cost(values, i, kind, prefill_s, request_s, context_s, expected_decode_tokens, kv_block_size, prompt_tokens)
+        cost = _cost(
+            values, i, kind, prefill_s, request_s, context_s, expected_decode_tokens, kv_block_size, prompt_tokens
+        )
         lowest = cost if i == 0 else min(lowest, cost)
     for i in range(size):
-        cost = _cost(values, i, kind, prefill_s, request_s, context_s, expected_decode_tokens, kv_block_size, prompt_tokens)
+        cost = _cost(
+            values, i, kind, prefill_s, request_s, context_s, expected_decode_tokens, kv_block_size, prompt_tokens
+        )
         logits[i] = (lowest - cost) * scale
 
 
