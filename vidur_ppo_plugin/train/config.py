@@ -22,6 +22,7 @@ BASELINES = tuple(name for name in (*STOCK, *HEURISTICS) if name != "size_split"
 _WITHOUT_MEANING = ("max_candidates", "demonstrate_with", "demonstrations_file")
 #: The flags of `ppo_modular` that training knows, by the same names; the others are about a run inside Vidur.
 POLICY_FLAGS = (
+    "reward_mode",
     "latency_power",
     "backlog_weight",
     "normalize_rewards",
@@ -100,15 +101,8 @@ class TrainConfig:
         16, "Rollouts of an episode; then the cluster starts anew, perhaps as another. Raise it near saturation.", low=1
     )
     backend: str = flag("twin", "The simulator: Vidur's compiled twin, or Vidur itself.", choices=["twin", "vidur"])
-    credit: str = flag(
-        "analytic",
-        "How marginal delay is computed. exact: by rolling the twin forward. analytic: by a linear model, faster.",
-        choices=["analytic", "exact"],
-    )
-    horizon_s: float = flag(0.0, "exact: seconds that the twin is rolled forward at most; 0 for to the end.", low=0)
-    enable_critic: bool = flag(False, "Train the critic too. Needed for gamma above 0, and to go on inside Vidur.")
-    parallel_learning: bool = flag(
-        True, "Several workers also share the gradients of a minibatch; critic and cloning are learned in one process."
+    enable_critic: bool = flag(
+        False, "Train the critic too, in one process. Needed for gamma above 0, and to go on inside Vidur."
     )
     curriculum: str = flag("", "Stages of load, as the flag of that name of ppo_modular.")
     latency_limit_s: float = flag(0.0, "End an episode once a request has waited this long; 0 for never.", low=0)
@@ -135,6 +129,11 @@ class TrainConfig:
         """Clusters of each slot: a slot's clusters are of one kind and run in step."""
         full, rest = divmod(self.environments, self.clusters_in_step)
         return [self.clusters_in_step] * full + [rest] * (rest > 0)
+
+    @property
+    def scenarios(self) -> list[str]:
+        """Names of all that training and evaluation have to do with, each once."""
+        return list(dict.fromkeys([*(part.scenario for part in self.mixture), *self.evaluated_scenarios]))
 
     @property
     def evaluated_scenarios(self) -> list[str]:
@@ -214,22 +213,23 @@ def _check_policy(config: TrainConfig) -> None:
             check_scheduler(flags, size)
         except ValueError as error:
             raise ConfigError(str(error).replace(flag_name(PPOModularFlags, ""), "policy.")) from None
-    can_be_flat = len(counts) == 1 or not flags.enable_flat_network
-    require(can_be_flat, "policy.enable_flat_network", f"false where numbers of replicas differ ({counts})", True)
-    heads = flags.attention_heads
+    is_flat, heads = flags.enable_flat_network, flags.attention_heads
+    require(not is_flat, "policy.enable_flat_network", "false: workers decide by a compiled set encoder", is_flat)
     require(heads == 0, "policy.attention_heads", "0: workers decide without torch, which attention needs", heads)
+    mode = flags.reward_mode
+    right = "marginal_delay or queue_delay: hybrid depends on a window of one run"
+    require(mode != "hybrid", "policy.reward_mode", right, mode)
 
 
 def _check_combinations(config: TrainConfig) -> None:
     flags = config.flags
-    compares_all = flags.all_action_baseline and flags.gamma == 0.0
-    if not compares_all:
-        right = "true unless policy.gamma is 0 and policy.all_action_baseline is on"
+    is_delayed = flags.reward_mode == "queue_delay"
+    if is_delayed:
+        right = "> 0 with reward_mode queue_delay: what a placement costs comes after it"
+        require(flags.gamma > 0.0, "policy.gamma", right, flags.gamma)
+    if is_delayed or flags.gamma or not flags.all_action_baseline:
+        right = "true unless policy.gamma is 0, policy.all_action_baseline is on and reward_mode is marginal_delay"
         require(config.enable_critic, "enable_critic", right, config.enable_critic)
-    is_exact = config.credit == "exact"
-    require(is_exact or not config.horizon_s, "horizon_s", "0 with credit analytic", config.horizon_s)
-    is_vidur = config.backend == "vidur"
-    require(not (is_vidur and is_exact), "credit", "analytic with backend vidur", config.credit)
     limit = config.latency_limit_s
     require(limit > 0 or not config.limit_penalty, "limit_penalty", "0 without latency_limit_s", config.limit_penalty)
     if config.curriculum:

@@ -139,6 +139,12 @@ class ActingTwin(VectorTwin):
         longest: FloatArray = figures[:, acting_kernels.OLDEST].max(axis=1)
         return longest
 
+    @property
+    def in_flight(self) -> FloatArray:
+        """[clusters, replicas]: requests in flight at the next request."""
+        self.observe()
+        return self._sight.truth[:, acting_kernels.OUTSTANDING].copy()
+
     def fork(self, clusters: NDArray[np.integer], later: Sequence[Requests] | None = None) -> "ActingTwin":
         """A twin whose clusters are copies of some of these as they are now; one may be copied several times.
 
@@ -160,7 +166,7 @@ class ActingTwin(VectorTwin):
             **{name: getattr(self._sight, name)[at] for name in _PER_CLUSTER},
         )
         twin._drains = None if self._drains is None else [self._drains[cluster] for cluster in at.tolist()]
-        twin._workload = Workload(*(part[at] for part in self._workload))
+        twin._workload = self._workload._replace(**{name: part[at] for name, part in self._workload._asdict().items()})
         if later is not None:
             if self._report_delay_s:
                 raise ValueError(f"later must be None with report_delay_s {self._report_delay_s}")
@@ -175,12 +181,12 @@ def _continued(workload: Workload, later: Sequence[Requests]) -> Workload:
     kept = workload.position + 1
     counts: IntArray = kept + np.array([len(part) for part in later])
     shape = (len(later), int(counts.max()))
-    arrays = [np.ones(shape, part.dtype) for part in workload[:4]]
+    arrays = {name: np.ones(shape, getattr(workload, name).dtype) for name in workload._fields[:4]}
     for cluster, (part, first) in enumerate(zip(later, kept.tolist(), strict=True)):
         columns = part.arrived_at_s, part.prompt_tokens, part.decode_tokens, np.zeros(len(part))
         if len(part) and part.arrived_at_s[0] < workload.arrived_s[cluster, first - 1]:
             raise ValueError(f"later of cluster {cluster} must arrive after its next request")
-        for into, old, new in zip(arrays, workload[:4], columns, strict=True):
-            into[cluster, :first] = old[cluster, :first]
+        for (name, into), new in zip(arrays.items(), columns, strict=True):
+            into[cluster, :first] = getattr(workload, name)[cluster, :first]
             into[cluster, first : counts[cluster]] = new
-    return Workload(*arrays, num_requests=counts, position=workload.position.copy())
+    return workload._replace(**arrays, num_requests=counts)

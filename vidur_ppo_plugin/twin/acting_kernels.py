@@ -23,7 +23,7 @@ from .viewing import NUM_ROWS, mask_drained
 NOT_FINITE = 100
 #: Logit of a replica that must not be chosen: finite, so that arithmetic stays finite; nothing comes near it.
 MASKED = np.float32(-1e9)
-OLDEST = ROW["oldest_wait_s"]
+OLDEST, OUTSTANDING = ROW["oldest_wait_s"], ROW["outstanding_requests"]
 
 
 class Choice(NamedTuple):
@@ -130,7 +130,7 @@ def _decide(
     played.replicas[c, t] = sight.replicas[c]
     played.request[c, t] = sight.requests[c]
     played.oldest_wait_s[c, t] = shown[OLDEST].max()
-    played.in_flight[c, t] = sight.truth[c, 0].sum()
+    played.in_flight[c, t] = sight.truth[c, OUTSTANDING].sum()
     w1, w2, w_own, w_pooled, w3, vectors = weights
     logits = forward(sight.replicas[c], sight.requests[c], logits, w1, w2, w_own, w_pooled, w3, vectors)
     played.logits[c, t] = logits
