@@ -14,6 +14,8 @@ from .config import MixturePart, TrainConfig, part_scenarios
 
 #: Requests of training are drawn with seeds from here on: comparison, tuning and capacity have lower ones.
 FIRST_TRAINING_SEED = 1_000_000
+#: The flags of Vidur's generators take no larger ones.
+LAST_TRAINING_SEED = 1_000_000_000
 #: Seeds of the evaluations during training; nothing else uses them.
 FIRST_EVALUATION_SEED = 500
 # A drained replica is back after this share of an episode, at most.
@@ -87,7 +89,7 @@ def draw_episode(config: TrainConfig, slot: int, number: int, *, load_factor: fl
         slot=slot,
         number=number,
         scenario=part.scenario,
-        seeds=tuple(int(rng.integers(FIRST_TRAINING_SEED, 2**31)) for _ in clusters),
+        seeds=tuple(int(rng.integers(FIRST_TRAINING_SEED, LAST_TRAINING_SEED)) for _ in clusters),
         loads=tuple(_draw(part.load, scenario.load, rng) * load_factor for _ in clusters),
         num_requests=num_rollouts * config.flags.rollout_len + 1,
         speed_factors=tuple(speeds_of(scenario)),
