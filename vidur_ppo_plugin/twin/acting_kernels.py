@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vidur_ppo_plugin.policy.forward_kernel import forward
-from vidur_ppo_plugin.routing.features import Float32Array
 from vidur_ppo_plugin.routing.prior_kernel import prior_logits
 from vidur_ppo_plugin.routing.snapshot import ROW
 
 from .compiling import entry, helper
-from .layout import DONE, FREE, NO_SLOT, PREFILL_TOKENS, FloatArray, IntArray
+from .layout import DONE, FREE, NO_SLOT, PREFILL_TOKENS, Float32Array, FloatArray, IntArray
 from .vector_kernels import act_in_cluster, increase_in_cluster, observe_cluster
 from .viewing import NUM_ROWS, mask_drained
 

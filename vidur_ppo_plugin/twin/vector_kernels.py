@@ -10,12 +10,11 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from vidur_ppo_plugin.routing.feature_kernel import observe
-from vidur_ppo_plugin.routing.features import Float32Array
 
 from .compiling import entry, helper
 from .events import RATE_WINDOW_S, advance_row, submit_to_cells
 from .forks import increase_of_row
-from .layout import DONE, FINISHED, FINISHED_DECODE_TOKENS, FloatArray, IntArray
+from .layout import DONE, FINISHED, FINISHED_DECODE_TOKENS, Float32Array, FloatArray, IntArray
 from .looking import look
 from .viewing import NUM_ROWS, View, view_of
 
