@@ -324,7 +324,7 @@ class NetworkFlags:
     prior: str = flag(
         "least_tokens",
         "The heuristic that the policy is a residual of: untrained, it is exactly this heuristic.",
-        choices=["none", "least_tokens", "least_outstanding", "least_kv", "shortest_delay"],
+        choices=["none", "least_tokens", "least_outstanding", "least_kv", "shortest_delay", "log_least_tokens"],
     )
     prior_weight: float = flag(
         3.0, "Weight of the prior's logits. Lower it to learn away from it sooner, raise it to stay with it.", low=0

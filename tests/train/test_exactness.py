@@ -1,21 +1,39 @@
 """What is trained in the twin is true in Vidur: the same decisions, latencies, observations and credit."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from training_runs import clusters_of, small, train
 
 from vidur_ppo_plugin.compare.engines import run_cell
 from vidur_ppo_plugin.compare.schedulers import parse_schedulers
 from vidur_ppo_plugin.envs.settings import find_scenario
+from vidur_ppo_plugin.learn.build import build_agent
 from vidur_ppo_plugin.learn.export import export_policy
 from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
-from vidur_ppo_plugin.train.episodes import FIRST_EVALUATION_SEED, draw_episode
-from vidur_ppo_plugin.train.herds import Herd, LooseHerd, VectorHerd
-from vidur_ppo_plugin.train.observing import GreedyPolicy, build_actor
+from vidur_ppo_plugin.train.clusters import Cluster
+from vidur_ppo_plugin.train.config import TrainConfig
+from vidur_ppo_plugin.train.episodes import FIRST_EVALUATION_SEED, Episode, draw_episode
+from vidur_ppo_plugin.train.observing import GreedyPolicy, Weights, build_actor
 from vidur_ppo_plugin.train.slots import Exploration, Slot, rollouts_of
+from vidur_ppo_plugin.twin.acting_kernels import MASKED
 from vidur_ppo_plugin.twin.play import play
+
+
+def cluster_of(config: TrainConfig, episode: Episode) -> Cluster:
+    return clusters_of(config)[episode.scenario].with_speeds(episode.speed_factors)
+
+
+def weights_of(config: TrainConfig) -> Weights:
+    """A policy with opinions of its own."""
+    network = build_agent(config.flags, num_replicas=4, delay_model=clusters_of(config)["mixed_long"].delay_model).ppo
+    generator = torch.Generator().manual_seed(0)
+    torch.nn.init.normal_(network.network.actor_head.weight, std=0.5, generator=generator)
+    actor = NumpyActor.from_network(network.network)
+    return actor.weights, actor.shape
 
 
 def test_a_trained_policy_gives_the_same_latencies_in_vidur(tmp_path: Path) -> None:
@@ -30,6 +48,7 @@ def test_a_trained_policy_gives_the_same_latencies_in_vidur(tmp_path: Path) -> N
     export_policy(tmp_path / "checkpoints", tmp_path / "policy.npz")
     exported, _ = NumpyActor.load(tmp_path / "policy.npz")
     cluster = clusters_of(config)["mixed_long"]
+    assert cluster.twin is not None
     policy = GreedyPolicy(build_actor((exported.weights, exported.shape)), config.flags, cluster.delay_model)
     slots = config.flags.max_queue_requests_per_replica
     in_twin = play(cluster.twin, scenario.requests(FIRST_EVALUATION_SEED), policy, num_waiting_slots=slots)
@@ -39,79 +58,99 @@ def test_a_trained_policy_gives_the_same_latencies_in_vidur(tmp_path: Path) -> N
     assert len(set(in_twin.replica.tolist())) == 4
 
 
-@pytest.mark.parametrize("power", [1.0, 1.5])
-def test_clusters_in_step_are_those_of_vidur(power: float) -> None:
-    """Observations, prior and analytic credit, decision by decision: vectorised, one by one, and in Vidur."""
-    policy = {"rollout_len": 40, "latency_power": power}
-    mixture = [{"scenario": "mixed_long", "load": [0.9, 1.2], "tail_preference": [0.1, 0.9]}]
-    twin, vidur = (small(mixture=mixture, policy=policy, backend=backend) for backend in ("twin", "vidur"))
-    episode = draw_episode(twin, 0, 0)
-    cluster = clusters_of(twin)["mixed_long"].with_speeds(episode.speed_factors)
+CLEAR = {"scenario": "mixed_long", "load": [0.9, 1.2], "tail_preference": [0.1, 0.9]}
+HIDDEN = {**CLEAR, "report_delay_s": [0.4, 0.8], "drained_share": 1.0}
+
+
+@pytest.mark.parametrize("part", [CLEAR, HIDDEN], ids=["clear", "old reports and drained replicas"])
+@pytest.mark.parametrize("reward_mode", ["marginal_delay", "queue_delay"])
+def test_clusters_in_the_twin_are_those_of_vidur(part: dict[str, Any], reward_mode: str) -> None:
+    """Observations, prior, decisions, credit and what was served, decision by decision."""
+    policy = {"rollout_len": 40, "latency_power": 1.5, "reward_mode": reward_mode}
+    if reward_mode == "queue_delay":
+        policy["gamma"] = 0.9
+    twin, vidur = (
+        small(mixture=[part], policy=policy, backend=backend, enable_critic=reward_mode == "queue_delay")
+        for backend in ("twin", "vidur")
+    )
+    episode = draw_episode(twin, 1, 1)
+    assert episode.is_clear == (part is CLEAR)
+    slots = [Slot(config, episode, cluster_of(config, episode)) for config in (twin, vidur)]
+    actor, rng = build_actor(weights_of(small())), np.random.default_rng(0)
+    for _ in range(2):
+        uniforms = rng.random((episode.num_clusters, 40, 2))
+        exploration = Exploration(temperature=20.0, epsilon=0.1)  # nearly at random: queues grow
+        expected, got = [slot.collect(actor, exploration, uniforms) for slot in slots]
+        for name in ("replicas", "request", "prior_logits", "actions", "next_replicas", "next_request"):
+            np.testing.assert_array_equal(getattr(got, name), getattr(expected, name), err_msg=name)
+        np.testing.assert_allclose(got.rewards, expected.rewards, rtol=1e-9)
+        if reward_mode == "marginal_delay":
+            np.testing.assert_allclose(got.action_rewards, expected.action_rewards, rtol=1e-9)
+        assert len(expected.served.latency_s) > 0
+        for name in ("latency_s", "ttft_s", "tbt_s"):
+            pair = (np.sort(getattr(side.served, name)) for side in (got, expected))
+            np.testing.assert_allclose(*pair, rtol=1e-12, err_msg=name)
+        assert got.served.duration_s == pytest.approx(expected.served.duration_s)
+        assert got.served.load_spread == pytest.approx(expected.served.load_spread)
+    masked = expected.prior_logits == MASKED
+    assert masked.any() == (part is not CLEAR)
+    assert not np.any(np.take_along_axis(masked, expected.actions[..., None], axis=2)) or part is not CLEAR
+
+
+def test_queue_delay_is_minus_the_total_latency() -> None:
+    """Of the rewards of an episode: what requests have spent in the system until its last moment."""
+    config = small(
+        mixture=[CLEAR], policy={"rollout_len": 32, "reward_mode": "queue_delay", "gamma": 0.9}, enable_critic=True
+    )
+    episode = draw_episode(config, 0, 1)
+    slot = Slot(config, episode, cluster_of(config, episode))
+    rng, actor = np.random.default_rng(0), build_actor(weights_of(config))
+    rollouts = [slot.collect(actor, Exploration(1.0, 0.0), rng.random((2, 32, 2))) for _ in range(2)]
+    earned = sum(rollout.rewards.sum() for rollout in rollouts)
+    completed_s = sum(rollout.served.latency_s.sum() for rollout in rollouts)
+    num_completed = sum(len(rollout.served.latency_s) for rollout in rollouts)
     requests = episode.requests()
-    herds: list[Herd] = [VectorHerd(twin, episode, cluster, requests)]
-    herds += [LooseHerd(config, episode, cluster, requests) for config in (twin, vidur)]
-    rng = np.random.default_rng(0)
-    for _ in range(episode.num_decisions):
-        expected, *others = [herd.observe() for herd in herds]
-        np.testing.assert_array_equal(expected.request[:, -1], np.float32(episode.tail_preferences))
-        credits = [herd.credit() for herd in herds]
-        for seen, credit in zip(others, credits[1:], strict=True):
-            np.testing.assert_array_equal(seen.replicas, expected.replicas)
-            np.testing.assert_array_equal(seen.request, expected.request)
-            np.testing.assert_array_equal(seen.prior_logits, expected.prior_logits)
-            np.testing.assert_allclose(credit, credits[0], rtol=1e-9)
-        actions = rng.integers(2, size=episode.num_clusters)  # two replicas get everything: queues grow
-        for herd in herds:
-            herd.place(actions)
-    for herd in herds:
-        herd.observe()
-    served = [herd.take_served() for herd in herds]
-    assert len(served[0].latency_s) > 0
-    for other in served[1:]:
-        np.testing.assert_allclose(np.sort(other.latency_s), np.sort(served[0].latency_s), rtol=1e-12)
-        np.testing.assert_allclose(other.duration_s, served[0].duration_s)
-        assert other.load_spread == pytest.approx(served[0].load_spread)
+    last_s = [part.arrived_at_s[-1] for part in requests]
+    every_s = sum((end - part.arrived_at_s[:-1]).sum() for part, end in zip(requests, last_s, strict=True))
+    assert 0 < num_completed < 2 * 64
+    assert -every_s < earned < -completed_s  # the others have been there for a while, too
 
 
-def test_exact_credit_is_that_of_the_twin() -> None:
-    config = small(mixture=[{"scenario": "mixed_long"}], credit="exact")
-    episode = draw_episode(config, 0, 0)
-    cluster = clusters_of(config)["mixed_long"].with_speeds(episode.speed_factors)
-    requests = episode.requests()
-    vector, loose = VectorHerd(config, episode, cluster, requests), LooseHerd(config, episode, cluster, requests)
-    analytic = VectorHerd(small(mixture=[{"scenario": "mixed_long"}]), episode, cluster, requests)
-    correlations = []
-    for _ in range(episode.num_decisions):
-        for herd in (vector, loose, analytic):
-            herd.observe()
-        np.testing.assert_allclose(vector.credit(), loose.credit(), rtol=1e-9)
-        correlations.append(np.corrcoef(vector.credit().reshape(-1), analytic.credit().reshape(-1))[0, 1])
-        for herd in (vector, loose, analytic):
-            herd.place(np.zeros(episode.num_clusters, np.int64))
-    assert np.median(correlations) > 0.95  # the linear model says much the same
+def test_a_slot_that_repeats_its_decisions_goes_on_as_before() -> None:
+    """Also where reports are old, replicas drained and rewards depend on what is in flight."""
+    policy = {"rollout_len": 32, "reward_mode": "queue_delay", "gamma": 0.9}
+    config = small(mixture=[HIDDEN], policy=policy, enable_critic=True)
+    episode = draw_episode(config, 1, 1)
+    rng, actor = np.random.default_rng(0), build_actor(weights_of(config))
+    first, second = (rng.random((2, 32, 2)) for _ in range(2))
+    slot, anew = (Slot(config, episode, cluster_of(config, episode)) for _ in range(2))
+    actions = slot.collect(actor, Exploration(1.0, 0.0), first).actions
+    anew.replay(actor, actions.astype(np.int16))
+    expected, got = (one.collect(actor, Exploration(1.0, 0.0), second) for one in (slot, anew))
+    for name in ("replicas", "prior_logits", "actions", "rewards", "next_request"):
+        np.testing.assert_array_equal(getattr(got, name), getattr(expected, name), err_msg=name)
 
 
-def test_an_episode_is_lost_at_the_safety_limit(tmp_path: Path) -> None:
+def test_an_episode_is_lost_at_the_safety_limit() -> None:
     mixture = [{"scenario": "mixed_long", "load": [1.8, 1.9]}]
     config = small(
         mixture=mixture, latency_limit_s=0.5, limit_penalty=7.0, episode_rollouts=4, policy={"rollout_len": 64}
     )
-    episode = draw_episode(config, 3 % len(config.slot_sizes), 1)
-    clusters = clusters_of(config)
-    slot = Slot(config, episode, clusters["mixed_long"].with_speeds(episode.speed_factors))
-    train(config, tmp_path)
-    export_policy(tmp_path / "checkpoints", tmp_path / "policy.npz")
-    exported, _ = NumpyActor.load(tmp_path / "policy.npz")
+    episode = draw_episode(config, 1, 1)
+    slot, free = (Slot(one, episode, cluster_of(one, episode)) for one in (config, small(mixture=mixture)))
+    actor = build_actor(weights_of(config))
     exploration = Exploration(temperature=50.0, epsilon=0.0)  # nearly at random: queues grow somewhere
-    rng = np.random.default_rng(0)
-    experiences = [
-        slot.collect(build_actor((exported.weights, exported.shape)), exploration, rng.random((64, 2, 2)))
-        for _ in range(4)
-    ]
+    uniforms = np.random.default_rng(0).random((4, 2, 64, 2))
+    experiences = [slot.collect(actor, exploration, part) for part in uniforms]
+    unpunished = [free.collect(actor, exploration, part) for part in uniforms]
     kept = np.array([experience.num_kept for experience in experiences])
     assert (kept[0] > 0).all() and (kept[-1] == 0).any()  # some cluster got lost on the way
     cluster = int(np.flatnonzero(kept[-1] == 0)[0])
     last = int(np.flatnonzero(kept[:, cluster])[-1])
     (rollout,) = [r for r in rollouts_of(experiences[last], exploration, 0, is_last=False) if r.stream == cluster]
     assert len(rollout) == kept[last, cluster] and rollout.next_observation is None
-    assert rollout.rewards[-1] < -7.0
+    difference = rollout.rewards - unpunished[last].rewards[cluster, : len(rollout)]
+    np.testing.assert_allclose(difference[-1], -7.0)
+    np.testing.assert_array_equal(difference[:-1], 0.0)
+    assert rollout.action_rewards is not None
+    assert rollout.action_rewards[-1, rollout.actions[-1]] == rollout.rewards[-1]

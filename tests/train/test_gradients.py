@@ -1,46 +1,113 @@
-"""Gradients computed in parts add up to the gradient of the whole."""
+"""Updates from decisions that stay with the workers: the same as from all of them in one place."""
+
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from training_runs import clusters_of, small
 
-from vidur_ppo_plugin.learn.loss import Loss
-from vidur_ppo_plugin.learn.preparation import Preparation
+from vidur_ppo_plugin.learn.parameters import Coefficients
 from vidur_ppo_plugin.train.engines import InProcessEngine
-from vidur_ppo_plugin.train.gradients import ParallelGradients
-from vidur_ppo_plugin.train.slots import Exploration, rollouts_of
+from vidur_ppo_plugin.train.gradients import SpreadDecisions
+from vidur_ppo_plugin.train.slots import rollouts_of
 from vidur_ppo_plugin.train.trainer import Trainer
+from vidur_ppo_plugin.train.worker import GradientJob, Worker
+
+MIXTURE = [{"scenario": "heterogeneous", "num_replicas": [2, 4], "speeds": [[1.0, 0.5]]}]
+
+
+def trainer_of(tmp_path: Path, num_jobs: int, **policy: Any) -> Trainer:
+    config = small(policy={"rollout_len": 32, **policy}, mixture=MIXTURE, environments=6, clusters_in_step=1)
+    clusters = clusters_of(config)
+    trainer = Trainer(config, clusters, InProcessEngine(config, clusters), tmp_path, num_jobs=num_jobs)
+    head = trainer.state.agent.ppo.network.actor_head.weight
+    # Else only the last layer has a gradient.
+    torch.nn.init.normal_(head, std=0.3, generator=torch.Generator().manual_seed(0))
+    return trainer
+
+
+def spread(trainer: Trainer) -> SpreadDecisions:
+    collected = trainer.collect()
+    (source,) = collected.update.args  # type: ignore[attr-defined]
+    assert isinstance(source, SpreadDecisions)
+    return source
 
 
 @pytest.mark.parametrize("num_jobs", [1, 2, 3])
-@pytest.mark.parametrize("is_expected", [True, False])
-def test_parts_add_up(num_jobs: int, is_expected: bool, tmp_path_factory: pytest.TempPathFactory) -> None:
-    policy = {"rollout_len": 32, "expected_gradient": is_expected, "kl_ref_coef": 0.1}
-    mixture = [{"scenario": "heterogeneous", "num_replicas": [2, 4], "speeds": [[1.0, 0.5]]}]
-    config = small(policy=policy, mixture=mixture, environments=6, clusters_in_step=1)
-    clusters = clusters_of(config)
-    engine = InProcessEngine(config, clusters)
-    trainer = Trainer(config, clusters, engine, tmp_path_factory.mktemp("unused"), num_jobs=1)
-    rollouts = []
-    for slot, experience in enumerate(trainer.collect()):
-        rollouts += rollouts_of(experience, Exploration(1.0, 0.0), slot, is_last=False)
-    assert {rollout.num_replicas for rollout in rollouts} == {2, 4}
-    ppo = trainer.state.agent.ppo
-    torch.nn.init.normal_(ppo.network.actor_head.weight, std=0.3)  # else only the last layer has a gradient
-    batch, _ = Preparation(ppo.network, ppo.parameters).batch(rollouts, None)
-    chosen = torch.randperm(len(batch), generator=torch.Generator().manual_seed(0))[:100]
-    coefficients = trainer.state.agent._coefficients()
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {"expected_gradient": True, "kl_ref_coef": 0.1},
+        {"expected_gradient": False, "epsilon": 0.2, "epsilon_steps": 1000},
+        {"normalize_advantages": False, "normalize_rewards": False, "entropy_coef": 0.05},
+    ],
+    ids=["every action", "sampled", "not normalised"],
+)
+def test_parts_add_up_to_the_whole(num_jobs: int, policy: dict[str, Any], tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, num_jobs, **policy)
+    source, ppo = spread(trainer), trainer.state.agent.ppo
+    coefficients = Coefficients(
+        learning_rate=1e-3, entropy_coef=policy.get("entropy_coef", 0.01), kl_coef=0.1, kl_ref_coef=0.1
+    )
+    chosen = torch.randperm(len(source), generator=torch.Generator().manual_seed(0))[:100]
+    found_before = source.prepare()
+    found = source.gradient(chosen, (0, 1), coefficients)
+    gradients = {name: p.grad.clone() for name, p in ppo.network.named_parameters() if p.grad is not None}
 
-    loss, metrics = Loss(ppo.network, ppo.parameters).of_policy(batch, chosen, coefficients)
-    ppo.network.zero_grad()
-    loss.backward()  # type: ignore[no-untyped-call]
-    expected = {name: p.grad.clone() for name, p in ppo.network.named_parameters() if p.grad is not None}
-    parallel = ParallelGradients(engine, ppo.network, ppo.parameters, num_jobs=num_jobs)
-    in_parts = parallel(batch, chosen, coefficients)
-    assert in_parts == pytest.approx(metrics, abs=1e-6)
-    assert max(float(gradient.abs().max()) for gradient in expected.values()) > 1e-4
-    for name, gradient in expected.items():
-        found = dict(ppo.network.named_parameters())[name].grad
-        assert found is not None
-        np.testing.assert_allclose(found.numpy(), gradient.numpy(), atol=1e-6, rtol=1e-4, err_msg=name)
+    whole = trainer_of(tmp_path, num_jobs, **policy)
+    worker, rollouts = Worker(whole._config, clusters_of(whole._config)), []
+    for job in source.jobs:
+        handed_over = worker._collect(type(job)(job.iteration, job.exploration, job.tasks, stays=False), source.weights)
+        for task, experience in zip(job.tasks, handed_over, strict=True):  # type: ignore[arg-type]
+            rollouts += rollouts_of(experience, job.exploration, task.episode.slot, is_last=False)
+    # In the order of numbers of replicas, as batches are made.
+    sizes = [rollout.num_replicas for rollout in rollouts]
+    assert set(sizes) == {2, 4}
+    batch, expected_before = whole.state.agent.ppo.prepared(rollouts)
+    expected = whole.state.agent.ppo.gradient(batch, _renumbered(chosen, source, sizes), (0, 1), coefficients)
+    assert found_before == pytest.approx(expected_before, abs=1e-6)
+    assert found == pytest.approx(expected, abs=1e-5)
+    parameters = dict(whole.state.agent.ppo.network.named_parameters())
+    assert max(float(gradient.abs().max()) for gradient in gradients.values()) > 1e-4
+    for name, gradient in gradients.items():
+        wanted = parameters[name].grad
+        assert wanted is not None
+        np.testing.assert_allclose(gradient.numpy(), wanted.numpy(), atol=2e-6, rtol=1e-3, err_msg=name)
+
+
+def _renumbered(chosen: torch.Tensor, source: SpreadDecisions, sizes: list[int]) -> torch.Tensor:
+    """The same decisions in a batch of all rollouts: there, those with fewer replicas come first."""
+    length, numbers, first = 32, {}, 0
+    per_job = [len(part.rewards) for part in source.sums]
+    rollout = 0
+    for count in per_job:  # within a job, too, those with fewer replicas come first
+        order = sorted(range(rollout, rollout + count), key=lambda index: sizes[index])
+        for index in order:
+            numbers[index] = first
+            first += length
+        rollout += count
+    whole_order = sorted(range(len(sizes)), key=lambda index: sizes[index])
+    place = {index: position * length for position, index in enumerate(whole_order)}
+    mapping = torch.empty(first, dtype=torch.int64)
+    for index, start in numbers.items():
+        mapping[start : start + length] = torch.arange(place[index], place[index] + length)
+    return mapping[chosen]
+
+
+def test_a_worker_that_has_lost_its_decisions_collects_them_again(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, 2)
+    source = spread(trainer)
+    source.prepare()
+    assert source._scaling is not None
+    coefficients = trainer.state.agent._coefficients()
+    rows = np.arange(20)
+    for job in source.jobs:
+        asked = GradientJob(job, source.weights, rows, source._scaling, coefficients, 1.0)
+        engine: Any = source.engine
+        known = engine.run([asked], source.weights)[0]
+        anew = Worker(trainer._config, clusters_of(trainer._config)).run(asked, source.weights)
+        assert known[1] == anew[1]
+        for name, gradient in known[0].items():
+            np.testing.assert_array_equal(gradient, anew[0][name])

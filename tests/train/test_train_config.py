@@ -9,7 +9,7 @@ from training_runs import SMALL, small
 
 from vidur_ppo_plugin.cli import main
 from vidur_ppo_plugin.train.config import load_config, parse_config, replica_counts
-from vidur_ppo_plugin.train.episodes import FIRST_TRAINING_SEED, draw_episode
+from vidur_ppo_plugin.train.episodes import FIRST_TRAINING_SEED, LAST_TRAINING_SEED, draw_episode
 from vidur_ppo_plugin.train.schema import ConfigError
 from vidur_ppo_plugin.train.sweep import combinations
 
@@ -25,7 +25,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "type": ({"environments": "many"}, "environments must be a whole number, got 'many'"),
     "true is no number": ({"decisions": True}, "decisions must be a whole number, got True"),
     "range": ({"environments": 0}, "environments must be >= 1 and <= 4096, got 0"),
-    "choice": ({"credit": "guessed"}, "credit must be one of analytic, exact, got 'guessed'"),
+    "choice": ({"backend": "guessed"}, "backend must be one of twin, vidur, got 'guessed'"),
     "no mixture": ({"mixture": []}, "mixture must be a list of at least one part"),
     "mixture is no list": ({"mixture": "chat"}, "mixture must be a list, got 'chat'"),
     "scenario": ({"mixture": part(scenario="mixed_lon")}, r"mixture\[0\].scenario: unknown scenario 'mixed_lon'"),
@@ -40,11 +40,21 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "flag's range": ({"policy": {"lr": 0.0}}, "policy.lr must be > 0 and <= 1, got 0.0"),
     "flag's type": ({"policy": {"epochs": 1.5}}, "policy.epochs must be a whole number, got 1.5"),
     "flags together": ({"policy": {"entropy_min": 1.3}}, "policy.entropy_min must be at most log"),
-    "flat": ({"policy": {"enable_flat_network": True}}, r"policy.enable_flat_network must be false where .*\[2, 4\]"),
+    "flat": ({"policy": {"enable_flat_network": True}}, "policy.enable_flat_network must be false: workers decide by"),
     "attention": ({"policy": {"attention_heads": 2}}, "policy.attention_heads must be 0"),
     "no critic": ({"policy": {"gamma": 0.9}}, "enable_critic must be true unless policy.gamma is 0"),
-    "horizon": ({"horizon_s": 5.0}, "horizon_s must be 0 with credit analytic, got 5.0"),
-    "exact in Vidur": ({"backend": "vidur", "credit": "exact"}, "credit must be analytic with backend vidur"),
+    "hybrid": (
+        {"policy": {"reward_mode": "hybrid"}},
+        "policy.reward_mode must be marginal_delay or queue_delay: .* got 'hybrid'",
+    ),
+    "queue_delay without a future": (
+        {"policy": {"reward_mode": "queue_delay"}, "enable_critic": True},
+        "policy.gamma must be > 0 with reward_mode queue_delay: .* got 0.0",
+    ),
+    "queue_delay without a critic": (
+        {"policy": {"reward_mode": "queue_delay", "gamma": 0.9}},
+        "enable_critic must be true unless .* reward_mode is marginal_delay, got False",
+    ),
     "penalty": ({"limit_penalty": 1.0}, "limit_penalty must be 0 without latency_limit_s, got 1.0"),
     "curriculum": ({"curriculum": "load=0.5;load=1"}, "stage 1 .* never ends"),
     "curriculum load": ({"curriculum": "load=0.5,decisions=9;load=2.0"}, "curriculum must be of loads of at most 1"),
@@ -127,7 +137,8 @@ def test_episodes_are_drawn_by_seed_from_the_mixture() -> None:
     assert {len(episode.speed_factors) for episode in episodes} == {2, 4}
     assert replica_counts(config) == [2, 4]
     for episode in episodes:
-        assert min(episode.seeds) >= FIRST_TRAINING_SEED and len(set(episode.seeds)) == 2
+        assert FIRST_TRAINING_SEED <= min(episode.seeds) <= max(episode.seeds) <= LAST_TRAINING_SEED
+        assert len(set(episode.seeds)) == 2
         if episode.scenario == "mixed_long":
             assert all(0.6 <= load <= 1.0 for load in episode.loads) and episode.is_clear
     drained = [episode for episode in episodes if episode.drained]

@@ -19,7 +19,7 @@ from vidur_ppo_plugin.train.config import TrainConfig
 from vidur_ppo_plugin.train.engines import LocalEngine, WorkerError
 from vidur_ppo_plugin.train.episodes import FIRST_EVALUATION_SEED
 from vidur_ppo_plugin.train.schema import ConfigError
-from vidur_ppo_plugin.train.worker import EvaluateJob
+from vidur_ppo_plugin.train.worker import CollectJob, EvaluateJob, GradientJob
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +53,21 @@ def test_a_policy_is_evaluated_at_every_tail_preference(tmp_path: Path) -> None:
     assert outcome.best.score == pytest.approx((mean["e2e_mean"] + tail["e2e_mean"]) / 2)
 
 
-def train_and_kill(config: TrainConfig, out: Path) -> None:
-    """With two worker processes, one of which is killed on the way."""
+def test_with_a_critic_the_number_of_workers_makes_no_difference(tmp_path: Path) -> None:
+    config = small(decisions=256, enable_critic=True, policy={**SMALL["policy"], "gamma": 0.5})
+    train(config, tmp_path / "one")
+    train(config, tmp_path / "two", num_jobs=2)
+    assert learned(tmp_path / "one") == learned(tmp_path / "two")
+
+
+def train_and_kill(config: TrainConfig, out: Path, when: type) -> None:
+    """With two worker processes, one of which is killed before it gets its third job of a kind."""
     engine = LocalEngine(config, clusters_of(config), workers=2)
-    run = engine.run
+    run, seen = engine.run, []
 
     def run_and_kill(jobs: Any, weights: Any) -> list[Any]:
-        if getattr(jobs[0], "iteration", 0) == 2 and engine.num_replaced == 0:
+        seen.append(type(jobs[0]))
+        if seen.count(when) == 3 and seen[-1] is when:
             os.kill(engine.process_ids[1], signal.SIGKILL)
         return run(jobs, weights)
 
@@ -71,14 +79,12 @@ def train_and_kill(config: TrainConfig, out: Path) -> None:
         engine.close()
 
 
-def test_workers_make_no_difference_and_a_killed_one_is_replaced(reference: Path, tmp_path: Path) -> None:
-    train_and_kill(small(parallel_learning=False), tmp_path)
-    assert learned(tmp_path) == learned(reference)
-
-
-def test_learning_in_parallel_is_the_same_whoever_does_it(reference: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("when", [CollectJob, GradientJob])
+def test_the_result_is_the_same_whoever_works_and_a_killed_worker_is_replaced(
+    reference: Path, tmp_path: Path, when: type
+) -> None:
     train(small(), tmp_path / "here", num_jobs=2)
-    train_and_kill(small(), tmp_path / "processes")
+    train_and_kill(small(), tmp_path / "processes", when)
     assert learned(tmp_path / "here") == learned(tmp_path / "processes")
     # Sums in another order: nearly what one process learns, not to the last bit.
     names = ("agent", "ppo", "network", "projection.1.weight")

@@ -38,7 +38,7 @@ def small(**changes: Any) -> TrainConfig:
 
 def clusters_of(config: TrainConfig) -> dict[str, Cluster]:
     """What workers need to know of its scenarios."""
-    return build_clusters([part.scenario for part in config.mixture] + config.evaluated_scenarios)
+    return build_clusters(config.scenarios, backend=config.backend)
 
 
 def train(

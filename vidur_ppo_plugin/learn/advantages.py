@@ -60,13 +60,14 @@ def gain_over_prior(
             shapes = " and ".join(str(part.shape) for part in parts)
             raise ValueError(f"action_rewards, logits and prior_logits must be of one shape, got {shapes}")
     own, prior = (
-        float(np.mean(np.concatenate([_reward_of_best(*pair) for pair in zip(action_rewards, scores, strict=True)])))
+        float(np.mean(np.concatenate([reward_of_best(*pair) for pair in zip(action_rewards, scores, strict=True)])))
         for scores in (logits, prior_logits)
     )
     return (own - prior) / max(abs(prior), 1e-12)
 
 
-def _reward_of_best(action_rewards: FloatArray, scores: FloatArray) -> FloatArray:
+def reward_of_best(action_rewards: FloatArray, scores: NDArray[np.floating]) -> FloatArray:
+    """Of every decision the reward of the action with the highest score; of several such actions, their mean."""
     is_best = scores == scores.max(axis=1, keepdims=True)
     rewards: FloatArray = (action_rewards * is_best).sum(axis=1) / is_best.sum(axis=1)
     return rewards

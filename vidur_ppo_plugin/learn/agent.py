@@ -4,8 +4,9 @@ import math
 import random
 from bisect import bisect
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -192,9 +193,21 @@ class Agent:
         self, rollouts: Sequence[Rollout], *, metric: float | None, pressure: tuple[float, float]
     ) -> dict[str, float]:
         """The same on rollouts that others made with this policy, of one or more streams."""
-        coefficients = self._coefficients()
         rewards = np.concatenate([rollout.rewards for rollout in rollouts])
-        metrics = self.ppo.update(rollouts, coefficients)
+        update = partial(self.ppo.update, rollouts)
+        return self.learn_by(update, rewards, metric=metric, pressure=pressure)
+
+    def learn_by(
+        self,
+        update: Callable[[Coefficients], dict[str, float]],
+        rewards: NDArray[np.float64],
+        *,
+        metric: float | None,
+        pressure: tuple[float, float],
+    ) -> dict[str, float]:
+        """The same by an update of `ppo` that only needs its coefficients; `rewards`: of all its decisions."""
+        coefficients = self._coefficients()
+        metrics = update(coefficients)
         self._actor = self._make_actor()
         metrics |= {
             "reward_mean": float(rewards.mean()),

@@ -2,10 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -28,17 +26,6 @@ class Group:
 
     def __len__(self) -> int:
         return len(self.actions)
-
-    def arrays(self, rows: Tensor) -> dict[str, NDArray[Any]]:
-        """Some of the decisions as plain arrays, to be sent to another process."""
-        tensors = {name: tensor[rows] for name, tensor in vars(self).items() if tensor is not None}
-        return {name: tensor.numpy() for name, tensor in tensors.items()}
-
-    @classmethod
-    def from_arrays(cls, arrays: dict[str, NDArray[Any]]) -> "Group":
-        """What `arrays` gave."""
-        tensors = {name: torch.tensor(array) for name, array in arrays.items()}
-        return cls(**{"action_advantages": None, **tensors})  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,9 +70,14 @@ class RewardNormaliser:
         self._discounted_sums[stream] = discounted_sum
         self._moments.update(sums)
 
+    @property
+    def scale(self) -> float:
+        """What rewards are multiplied with, by what was observed so far."""
+        return 1.0 / self._moments.std
+
     def scaled(self, rewards: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Rewards by the scale of what was observed so far."""
-        return rewards / self._moments.std
+        """Rewards by that scale."""
+        return rewards * self.scale
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""

@@ -7,11 +7,12 @@ is then exactly 1, although the decisions were made by another engine.
 
 import copy
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vidur_ppo_plugin.policy.network import ActorCritic
@@ -27,8 +28,20 @@ __all__ = ["PPO", "Coefficients", "NonFiniteUpdate", "PPOParameters", "check_sam
 
 logger = logging.getLogger(__name__)
 
-#: Leaves the gradient of the policy's loss on some decisions of a batch in the network; returns the metrics.
-PolicyGradient = Callable[[Batch, Tensor, Coefficients], dict[str, float]]
+
+class GradientSource(Protocol):
+    """Decisions to learn from, wherever they are."""
+
+    def __len__(self) -> int: ...
+
+    def prepare(self) -> dict[str, float]:
+        """Settle what is fixed during the update; how good policy and critic were before it."""
+
+    def gradient(self, chosen: Tensor, part: tuple[int, int], coefficients: Coefficients) -> dict[str, float]:
+        """Leave the gradient of the loss on the chosen decisions in the network; returns the metrics.
+
+        `part`: the how manieth of how many minibatches of the epoch it is.
+        """
 
 
 class NonFiniteUpdate(RuntimeError):
@@ -45,8 +58,6 @@ class PPO:
         self._generator = torch.Generator().manual_seed(seed)
         self._preparation = Preparation(network, parameters)
         self._loss = Loss(network, parameters)
-        #: Who computes gradients if not this learner alone; for updates without critic and demonstrations.
-        self.policy_gradient: PolicyGradient | None = None
         #: The cloned policy that `kl_ref_coef` pulls to; None: the prior.
         self.reference: ActorCritic | None = None
         #: What `bc_coef` weighs; None without a warm start.
@@ -62,29 +73,33 @@ class PPO:
         rollouts = [rollouts] if isinstance(rollouts, Rollout) else rollouts
         for rollout in rollouts:
             check_finite(rollout)
+        return self.update_from(_Rollouts(self, rollouts), coefficients)
+
+    def update_from(self, source: GradientSource, coefficients: Coefficients) -> dict[str, float]:
+        """The same from decisions that may be elsewhere."""
         before = _copied(self.state_dict())
         try:
-            metrics = self._update(rollouts, coefficients)
+            metrics = self._update(source, coefficients)
         except NonFiniteUpdate:
             self.load_state_dict(before)
             raise
         self.num_updates += 1
         return metrics
 
-    def _update(self, rollouts: Sequence[Rollout], coefficients: Coefficients) -> dict[str, float]:
+    def _update(self, source: GradientSource, coefficients: Coefficients) -> dict[str, float]:
         parameters = self.parameters
         for group in self.optimizer.param_groups:
             group["lr"] = coefficients.learning_rate
-        batch, state_metrics = self._preparation.batch(rollouts, self.reference)
+        state_metrics = source.prepare()
         steps: list[dict[str, float]] = []
-        size = len(batch)
+        size = len(source)
         # Few large minibatches rather than a tiny rest.
         num_minibatches = max(1, round(size / parameters.minibatch_size))
         epochs_done = 0
         for _ in range(parameters.epochs):
             order = torch.randperm(size, generator=self._generator)
             for part, chosen in enumerate(torch.tensor_split(order, num_minibatches)):
-                steps.append(self._step(batch, chosen, (part, num_minibatches), coefficients))
+                steps.append(self._step(source, chosen, (part, num_minibatches), coefficients))
             epochs_done += 1
             if (
                 parameters.early_stop_kl_factor
@@ -101,13 +116,10 @@ class PPO:
         return {**metrics, **state_metrics, "epochs": float(epochs_done)}
 
     def _step(
-        self, batch: Batch, chosen: Tensor, part: tuple[int, int], coefficients: Coefficients
+        self, source: GradientSource, chosen: Tensor, part: tuple[int, int], coefficients: Coefficients
     ) -> dict[str, float]:
         """One gradient step: the policy on randomly chosen decisions, the recurrent critic on stretches of time."""
-        if self.policy_gradient is None or self.parameters.enable_critic or self.demonstrations is not None:
-            metrics = self._gradient(batch, chosen, part, coefficients)
-        else:
-            metrics = self.policy_gradient(batch, chosen, coefficients)
+        metrics = source.gradient(chosen, part, coefficients)
         norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.parameters.max_grad_norm)
         if not torch.isfinite(norm):
             names = [
@@ -117,7 +129,15 @@ class PPO:
         self.optimizer.step()
         return {**metrics, "grad_norm": float(norm)}
 
-    def _gradient(
+    def prepared(self, rollouts: Sequence[Rollout]) -> tuple[Batch, dict[str, float]]:
+        """A batch of rollouts, and how good policy and critic were before the update."""
+        return self._preparation.batch(rollouts, self.reference)
+
+    def reward_scale(self, rewards: Sequence[tuple[int, NDArray[np.float64]]]) -> float:
+        """What rewards are multiplied with; those of each stream are added to the statistics."""
+        return self._preparation.reward_scale(rewards)
+
+    def gradient(
         self, batch: Batch, chosen: Tensor, part: tuple[int, int], coefficients: Coefficients
     ) -> dict[str, float]:
         """Leave the gradient of all losses in the network."""
@@ -168,6 +188,24 @@ class PPO:
         self.keep_reference()
         assert self.reference is not None
         self.reference.load_state_dict(weights)
+
+
+class _Rollouts:
+    """Rollouts that this learner computes the gradients of itself."""
+
+    def __init__(self, ppo: PPO, rollouts: Sequence[Rollout]) -> None:
+        self._ppo, self._rollouts = ppo, rollouts
+        self._batch = Batch([], [])
+
+    def __len__(self) -> int:
+        return len(self._batch)
+
+    def prepare(self) -> dict[str, float]:
+        self._batch, metrics = self._ppo.prepared(self._rollouts)
+        return metrics
+
+    def gradient(self, chosen: Tensor, part: tuple[int, int], coefficients: Coefficients) -> dict[str, float]:
+        return self._ppo.gradient(self._batch, chosen, part, coefficients)
 
 
 def _adam(network: ActorCritic, lr: float) -> torch.optim.Adam:

@@ -86,16 +86,16 @@ class Preparation:
 
     def _scaled_rewards(self, rollouts: Sequence[Rollout]) -> tuple[dict[int, FloatArray], float]:
         """Rewards by the id of their rollout, as the critic learns them, and the factor that was applied."""
+        scale = self.reward_scale([(rollout.stream, rollout.rewards) for rollout in rollouts])
+        return {id(rollout): rollout.rewards * scale for rollout in rollouts}, scale
+
+    def reward_scale(self, rewards: Sequence[tuple[int, FloatArray]]) -> float:
+        """What rewards are multiplied with; adds those of each stream, in order, to the statistics."""
         if not self._parameters.normalize_rewards:
-            return {id(rollout): rollout.rewards for rollout in rollouts}, 1.0
-        for rollout in rollouts:
-            self._reward_normaliser.observe(rollout.rewards, rollout.stream)
-        scaled = {id(rollout): self._reward_normaliser.scaled(rollout.rewards) for rollout in rollouts}
-        for rollout in rollouts:
-            known = np.flatnonzero(rollout.rewards)
-            if len(known):
-                return scaled, float(scaled[id(rollout)][known[0]] / rollout.rewards[known[0]])
-        return scaled, 1.0
+            return 1.0
+        for stream, values in rewards:
+            self._reward_normaliser.observe(values, stream)
+        return self._reward_normaliser.scale
 
     def _draft(self, rollouts: list[Rollout], reference: ActorCritic | None) -> _Draft:
         # Copies: torch aligns its own memory, and the last bit of a product depends on the alignment.

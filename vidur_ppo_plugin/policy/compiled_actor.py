@@ -54,6 +54,11 @@ class CompiledActor(NumpyActor):
             vectors,
         )
 
+    @property
+    def kernel_weights(self) -> tuple[Float32Array, ...]:
+        """What `forward_kernel.forward` goes by, after features and prior."""
+        return self._matrices
+
     def logits(self, replicas: Float32Array, request: Float32Array, prior_logits: Float32Array) -> Float32Array:
         """One logit a replica: the prior plus the learned residual."""
         if not replicas.flags.c_contiguous:

@@ -73,6 +73,8 @@ _REWARD = _table(
      "minus the total latency (Little's law)."),
     ("marginal_delay", "s", "-[C(s with the request on the chosen replica) - C(s)], C(s) = total remaining time of all "
      "requests in flight if nobody else arrived; with `latency_power` and `backlog_weight`."),
+    ("look_ahead", "requests", "-Σ of the weighted costs of everybody in sight, each relative to its mean in that "
+     "cluster, after the chosen replica. (training with `look_ahead`)"),
     ("reward_mean", "reward", "Mean of the raw rewards of the rollout."),
     ("reward_std", "reward", "Standard deviation of the raw rewards. Near zero: nothing to learn from."),
     ("reward_min", "reward", "Smallest raw reward of the rollout."),

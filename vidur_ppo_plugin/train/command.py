@@ -41,7 +41,7 @@ def train_command(
     if config.sweep:
         return run_sweep(config, out, address=address)
     _log_to(out)
-    clusters = build_clusters([part.scenario for part in config.mixture] + config.evaluated_scenarios)
+    clusters = build_clusters(config.scenarios, backend=config.backend)
     started = open_engine(config, clusters, workers=workers, engine=engine, address=address)
     try:
         trainer = Trainer(config, clusters, started, out, num_jobs=workers)

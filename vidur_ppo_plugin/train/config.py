@@ -15,6 +15,7 @@ from vidur_ppo_plugin.record.metrics import header
 from vidur_ppo_plugin.routing.routers import HEURISTICS, STOCK
 from vidur_ppo_plugin.scenario import Scenario
 
+from .look_ahead import LookAhead
 from .schema import ConfigError, read, require
 
 #: Routers that need options of their own cannot be named as baselines.
@@ -22,6 +23,7 @@ BASELINES = tuple(name for name in (*STOCK, *HEURISTICS) if name != "size_split"
 _WITHOUT_MEANING = ("max_candidates", "demonstrate_with", "demonstrations_file")
 #: The flags of `ppo_modular` that training knows, by the same names; the others are about a run inside Vidur.
 POLICY_FLAGS = (
+    "reward_mode",
     "latency_power",
     "backlog_weight",
     "normalize_rewards",
@@ -106,15 +108,8 @@ class TrainConfig:
         16, "Rollouts of an episode; then the cluster starts anew, perhaps as another. Raise it near saturation.", low=1
     )
     backend: str = flag("twin", "The simulator: Vidur's compiled twin, or Vidur itself.", choices=["twin", "vidur"])
-    credit: str = flag(
-        "analytic",
-        "How marginal delay is computed. exact: by rolling the twin forward. analytic: by a linear model, faster.",
-        choices=["analytic", "exact"],
-    )
-    horizon_s: float = flag(0.0, "exact: seconds that the twin is rolled forward at most; 0 for to the end.", low=0)
-    enable_critic: bool = flag(False, "Train the critic too. Needed for gamma above 0, and to go on inside Vidur.")
-    parallel_learning: bool = flag(
-        True, "Several workers also share the gradients of a minibatch; critic and cloning are learned in one process."
+    enable_critic: bool = flag(
+        False, "Train the critic too, in one process. Needed for gamma above 0, and to go on inside Vidur."
     )
     curriculum: str = flag("", "Stages of load, as the flag of that name of ppo_modular.")
     latency_limit_s: float = flag(0.0, "End an episode once a request has waited this long; 0 for never.", low=0)
@@ -122,6 +117,7 @@ class TrainConfig:
     start_from: str = flag("", "Checkpoint whose policy training starts from; empty for an untrained one.")
     checkpoint_interval: int = flag(20, "Updates between checkpoints.", low=1)
     policy: dict[str, Any] = dataclasses.field(default_factory=dict)
+    look_ahead: LookAhead = dataclasses.field(default_factory=LookAhead)
     evaluation: Evaluation = dataclasses.field(default_factory=Evaluation)
     record: Record = dataclasses.field(default_factory=Record)
     sweep: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -141,6 +137,11 @@ class TrainConfig:
         """Clusters of each slot: a slot's clusters are of one kind and run in step."""
         full, rest = divmod(self.environments, self.clusters_in_step)
         return [self.clusters_in_step] * full + [rest] * (rest > 0)
+
+    @property
+    def scenarios(self) -> list[str]:
+        """Names of all that training and evaluation have to do with, each once."""
+        return list(dict.fromkeys([*(part.scenario for part in self.mixture), *self.evaluated_scenarios]))
 
     @property
     def evaluated_scenarios(self) -> list[str]:
@@ -223,22 +224,24 @@ def _check_policy(config: TrainConfig) -> None:
             check_scheduler(flags, size)
         except ValueError as error:
             raise ConfigError(str(error).replace(flag_name(PPOModularFlags, ""), "policy.")) from None
-    can_be_flat = len(counts) == 1 or not flags.enable_flat_network
-    require(can_be_flat, "policy.enable_flat_network", f"false where numbers of replicas differ ({counts})", True)
-    heads = flags.attention_heads
+    is_flat, heads = flags.enable_flat_network, flags.attention_heads
+    require(not is_flat, "policy.enable_flat_network", "false: workers decide by a compiled set encoder", is_flat)
     require(heads == 0, "policy.attention_heads", "0: workers decide without torch, which attention needs", heads)
+    mode = flags.reward_mode
+    right = "marginal_delay or queue_delay: hybrid depends on a window of one run"
+    require(mode != "hybrid", "policy.reward_mode", right, mode)
 
 
 def _check_combinations(config: TrainConfig) -> None:
     flags = config.flags
-    compares_all = flags.all_action_baseline and flags.gamma == 0.0
-    if not compares_all:
-        right = "true unless policy.gamma is 0 and policy.all_action_baseline is on"
+    is_delayed = flags.reward_mode == "queue_delay"
+    if is_delayed:
+        right = "> 0 with reward_mode queue_delay: what a placement costs comes after it"
+        require(flags.gamma > 0.0, "policy.gamma", right, flags.gamma)
+    if is_delayed or flags.gamma or not flags.all_action_baseline:
+        right = "true unless policy.gamma is 0, policy.all_action_baseline is on and reward_mode is marginal_delay"
         require(config.enable_critic, "enable_critic", right, config.enable_critic)
-    is_exact = config.credit == "exact"
-    require(is_exact or not config.horizon_s, "horizon_s", "0 with credit analytic", config.horizon_s)
-    is_vidur = config.backend == "vidur"
-    require(not (is_vidur and is_exact), "credit", "analytic with backend vidur", config.credit)
+    _check_look_ahead(config)
     limit = config.latency_limit_s
     require(limit > 0 or not config.limit_penalty, "limit_penalty", "0 without latency_limit_s", config.limit_penalty)
     if config.curriculum:
@@ -250,3 +253,26 @@ def _check_combinations(config: TrainConfig) -> None:
         unknown = [name for name in curriculum.metric_names if name not in known]
         require(not unknown, "curriculum", "about recorded metrics (docs/metrics.md)", unknown)
         require(curriculum.max_load <= 1.0, "curriculum", "of loads of at most 1", config.curriculum)
+
+
+def _check_look_ahead(config: TrainConfig) -> None:
+    ahead, flags = config.look_ahead, config.flags
+    for item in dataclasses.fields(ahead):
+        weights = getattr(ahead, item.name)
+        if isinstance(weights, tuple):
+            right = "two weights, at tail preference 0 and at 1"
+            require(len(weights) == 2, f"look_ahead.{item.name}", right, list(weights))
+    right = "weights of which at least one is above 0 at each end"
+    ends = list(zip(ahead.latency, ahead.latency_squared, ahead.first_token, ahead.first_token_squared, strict=True))
+    require(all(sum(end) > 0 for end in ends), "look_ahead", right, ends)
+    if not ahead.is_on:
+        return
+    require(config.backend == "twin", "backend", "twin with look_ahead: Vidur cannot be copied", config.backend)
+    mode = flags.reward_mode
+    require(mode == "marginal_delay", "policy.reward_mode", "marginal_delay with look_ahead, which replaces it", mode)
+    require(flags.gamma == 0.0, "policy.gamma", "0 with look_ahead, which sees what comes later itself", flags.gamma)
+    require(flags.expected_gradient, "policy.expected_gradient", "true with look_ahead, which knows every action", False)
+    penalty = config.limit_penalty
+    require(not penalty, "limit_penalty", "0 with look_ahead, in which waiting has its price already", penalty)
+    fits = flags.rollout_len % ahead.every == 0
+    require(fits, "look_ahead.every", f"a divisor of policy.rollout_len ({flags.rollout_len})", ahead.every)

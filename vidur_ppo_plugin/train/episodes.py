@@ -1,12 +1,10 @@
 """Episodes: which clusters a slot runs for a while, and with which requests; drawn by seed."""
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from vidur_ppo_plugin.config import PPOModularFlags
 from vidur_ppo_plugin.envs.settings import changed, find_scenario, speeds_of
 from vidur_ppo_plugin.routing.visibility import Drain
 from vidur_ppo_plugin.scenario import Scenario
@@ -16,6 +14,8 @@ from .config import MixturePart, TrainConfig, part_scenarios
 
 #: Requests of training are drawn with seeds from here on: comparison, tuning and capacity have lower ones.
 FIRST_TRAINING_SEED = 1_000_000
+#: The flags of Vidur's generators take no larger ones.
+LAST_TRAINING_SEED = 1_000_000_000
 #: Seeds of the evaluations during training; nothing else uses them.
 FIRST_EVALUATION_SEED = 500
 # A drained replica is back after this share of an episode, at most.
@@ -35,6 +35,8 @@ class Episode:
     loads: tuple[float, ...]
     tail_preferences: tuple[float, ...]
     num_requests: int
+    #: Requests at the end that are only there to look ahead to, and one to bootstrap from.
+    num_after: int
     speed_factors: tuple[float, ...]
     report_delay_s: float
     #: Replica, and from when to when as fractions of the episode.
@@ -47,8 +49,8 @@ class Episode:
 
     @property
     def num_decisions(self) -> int:
-        """Decisions of each cluster: the state before the last request is only there to bootstrap from."""
-        return self.num_requests - 1
+        """Decisions of each cluster."""
+        return self.num_requests - self.num_after
 
     @property
     def is_clear(self) -> bool:
@@ -61,10 +63,6 @@ class Episode:
         return changed(
             own.at(drained=()), load=self.loads[cluster], num_replicas=size, replica_speeds=self.speed_factors
         )
-
-    def flags(self, config: TrainConfig) -> list[PPOModularFlags]:
-        """The flags of the policy in each cluster."""
-        return [dataclasses.replace(config.flags, tail_preference=value) for value in self.tail_preferences]
 
     def requests(self) -> list[Requests]:
         """The requests of each cluster, in order of arrival."""
@@ -89,15 +87,17 @@ def draw_episode(config: TrainConfig, slot: int, number: int, *, load_factor: fl
     num_rollouts = config.episode_rollouts
     if number == 0:
         num_rollouts = 1 + slot % config.episode_rollouts
+    num_after = 1 + config.look_ahead.requests_per_replica * scenario.num_replicas
     clusters, preference = range(config.slot_sizes[slot]), config.flags.tail_preference
     return Episode(
         slot=slot,
         number=number,
         scenario=part.scenario,
-        seeds=tuple(int(rng.integers(FIRST_TRAINING_SEED, 2**31)) for _ in clusters),
+        seeds=tuple(int(rng.integers(FIRST_TRAINING_SEED, LAST_TRAINING_SEED)) for _ in clusters),
         loads=tuple(_draw(part.load, scenario.load, rng) * load_factor for _ in clusters),
         tail_preferences=tuple(_draw(part.tail_preference, preference, rng) for _ in clusters),
-        num_requests=num_rollouts * config.flags.rollout_len + 1,
+        num_requests=num_rollouts * config.flags.rollout_len + num_after,
+        num_after=num_after,
         speed_factors=tuple(speeds_of(scenario)),
         report_delay_s=_draw(part.report_delay_s, scenario.report_delay_s, rng),
         drained=_draw_drained(part, scenario, rng),

@@ -1,80 +1,99 @@
-"""Gradients from several workers at once: each computes that of a part of a minibatch, the learner adds them up."""
+"""An update from decisions that are spread over workers: each computes the gradient of what it has; sums are made."""
 
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from vidur_ppo_plugin.learn.batch import Batch, Group
-from vidur_ppo_plugin.learn.loss import Loss
-from vidur_ppo_plugin.learn.parameters import Coefficients, PPOParameters
-from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
+from vidur_ppo_plugin.learn.parameters import Coefficients
+from vidur_ppo_plugin.learn.ppo import PPO, NonFiniteUpdate
+from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
 
 from .engines import Engine
-from .worker import GradientJob
+from .observing import Weights
+from .shards import PartGradient, Scaling, ShardSums
+from .worker import CollectJob, GradientJob
 
-Float32Array = NDArray[np.float32]
-#: The gradient of a part, times its share of the minibatch; and what the loss told.
-PartGradient = tuple[Float32Array, dict[str, float]]
+# Keeps normalised advantages finite where all decisions were worth the same; as in `learn.preparation`.
+_EPSILON = 1e-8
 
 
-class ParallelGradients:
-    """A `PolicyGradient` of PPO by so many jobs for each minibatch; the same for the same number of jobs."""
+@dataclass
+class SpreadDecisions:
+    """The decisions of an update, numbered through the jobs that collected them; a `GradientSource` of PPO."""
 
-    def __init__(self, engine: Engine, network: ActorCritic, parameters: PPOParameters, *, num_jobs: int) -> None:
-        self._engine = engine
-        self._network = network
-        self._learner = parameters, network.shape
-        self._num_jobs = num_jobs
+    engine: Engine
+    ppo: PPO
+    jobs: Sequence[CollectJob]
+    #: That the decisions were made with.
+    weights: Weights
+    sums: Sequence[ShardSums]
 
-    def __call__(self, batch: Batch, chosen: Tensor, coefficients: Coefficients) -> dict[str, float]:
-        """Leave the gradient in the network; returns the metrics."""
+    def __post_init__(self) -> None:
+        self._bounds = np.cumsum([0, *(part.num_decisions for part in self.sums)])
+        self._scaling: Scaling | None = None
+
+    def __len__(self) -> int:
+        return int(self._bounds[-1])
+
+    def prepare(self) -> dict[str, float]:
+        """Settle what normalises advantages; how much better than its prior the policy was."""
+        for stream, rewards in (pair for part in self.sums for pair in part.rewards):
+            if not np.isfinite(rewards).all():
+                raise NonFiniteUpdate(f"a reward of stream {stream} is not finite")
+        scale = self.ppo.reward_scale([pair for part in self.sums for pair in part.rewards])
+        self._scaling = (
+            self._normalised(scale) if self.ppo.parameters.normalize_advantages else Scaling(scale, 0.0, scale)
+        )
+        own, prior = (
+            sum(getattr(part, f"{name}_reward") for part in self.sums) / len(self) for name in ("own", "prior")
+        )
+        return {"gain_over_prior": (own - prior) / max(abs(prior), 1e-12)}
+
+    def _normalised(self, scale: float) -> Scaling:
+        size = len(self)
+        mean = sum(part.advantage for part in self.sums) / size
+        variance = max(0.0, sum(part.advantage_square for part in self.sums) / size - mean * mean)
+        square = sum(part.every_square for part in self.sums) / size
+        factor = scale / (scale * variance**0.5 + _EPSILON)
+        return Scaling(factor, mean * factor, scale / (scale * square**0.5 + _EPSILON))
+
+    def gradient(self, chosen: Tensor, part: tuple[int, int], coefficients: Coefficients) -> dict[str, float]:
+        """Leave the gradient of the loss on the chosen decisions in the network; returns the metrics."""
+        assert self._scaling is not None
+        numbers = chosen.numpy()
+        shard = np.searchsorted(self._bounds, numbers, side="right") - 1
         jobs = [
             GradientJob(
-                learner=self._learner,
-                groups=[group.arrays(rows) for group, rows, _ in batch.parts(part)],
+                collected=job,
+                weights_then=self.weights,
+                rows=numbers[shard == index] - self._bounds[index],
+                scaling=self._scaling,
                 coefficients=coefficients,
-                share=len(part) / len(chosen),
+                share=float((shard == index).mean()),
             )
-            for part in torch.tensor_split(chosen, min(self._num_jobs, len(chosen)))
+            for index, job in enumerate(self.jobs)
         ]
-        vector = parameters_to_vector(self._network.parameters()).detach().numpy()
-        results: list[PartGradient] = self._engine.run(jobs, vector)
-        self._fill_in(np.sum([gradient for gradient, _ in results], axis=0))
-        parts = [metrics for _, metrics in results]
-        combined = {
-            name: sum(job.share * metrics[name] for job, metrics in zip(jobs, parts, strict=True)) for name in parts[0]
-        }
-        return {**combined, "ratio_error": max(metrics["ratio_error"] for metrics in parts)}
-
-    def _fill_in(self, gradient: Float32Array) -> None:
-        first = 0
-        for parameter in self._network.parameters():
-            last = first + parameter.numel()
-            parameter.grad = torch.tensor(gradient[first:last]).reshape(parameter.shape)
-            first = last
+        results: list[PartGradient | None] = self.engine.run(jobs, weights_of(self.ppo))
+        found = [(job.share, *result) for job, result in zip(jobs, results, strict=True) if result is not None]
+        for name, parameter in self.ppo.network.named_parameters():
+            parts = [gradient[name] for _, gradient, _ in found if name in gradient]
+            parameter.grad = torch.tensor(sum(parts[1:], parts[0])) if parts else None
+        metrics = {name: sum(share * told[name] for share, _, told in found) for name in found[0][2]}
+        return {**metrics, "ratio_error": max(told["ratio_error"] for _, _, told in found)}
 
 
-class GradientWorker:
-    """Computes gradients of parts, with a network of its own."""
+def weights_of(ppo: PPO) -> Weights:
+    """The actor as it is now."""
+    actor = NumpyActor.from_network(ppo.network)
+    return actor.weights, actor.shape
 
-    def __init__(self, parameters: PPOParameters, shape: NetworkShape) -> None:
-        torch.set_num_threads(1)
-        self._network = ActorCritic(shape)
-        self._loss = Loss(self._network, parameters)
 
-    def compute(self, job: GradientJob, vector: Any) -> PartGradient:
-        """The gradient at the parameters of the vector."""
-        vector_to_parameters(torch.tensor(vector), self._network.parameters())
-        batch = Batch([Group.from_arrays(arrays) for arrays in job.groups], [])
-        loss, metrics = self._loss.of_policy(batch, torch.arange(len(batch)), job.coefficients)
-        self._network.zero_grad()
-        (loss * job.share).backward()  # type: ignore[no-untyped-call]
-        gradients = [
-            torch.zeros(parameter.numel()) if parameter.grad is None else parameter.grad.reshape(-1)
-            for parameter in self._network.parameters()
-        ]
-        return torch.cat(gradients).numpy(), metrics
+def reference_of(ppo: PPO) -> Weights | None:
+    """What `kl_ref_coef` pulls to; None for the prior."""
+    if ppo.reference is None:
+        return None
+    actor = NumpyActor.from_network(ppo.reference)
+    return actor.weights, actor.shape

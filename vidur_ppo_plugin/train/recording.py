@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vidur_ppo_plugin.record.metrics import MAX_REPLICA_COLUMNS, header
 from vidur_ppo_plugin.record.outcome import Distribution
 from vidur_ppo_plugin.record.recorder import Recorder
 
 from .config import TrainConfig, replica_counts
-from .slots import Experience
+from .slots import Served
 
 METRICS_FILE = "ppo_metrics.csv"
 
@@ -38,9 +39,8 @@ def open_recorder(config: TrainConfig, directory: Path) -> tuple[Recorder, Any]:
     return recorder, run
 
 
-def served_row(experiences: Sequence[Experience]) -> dict[str, float]:
+def served_row(parts: Sequence[Served]) -> dict[str, float]:
     """Latencies, throughput and load of all clusters since the last update."""
-    parts = [experience.served for experience in experiences]
     latency_s, ttft_s, tbt_s, tokens = (
         np.concatenate([getattr(part, name) for part in parts])
         for name in ("latency_s", "ttft_s", "tbt_s", "decode_tokens")
@@ -60,10 +60,10 @@ def served_row(experiences: Sequence[Experience]) -> dict[str, float]:
     return row
 
 
-def share_row(experiences: Sequence[Experience], num_columns: int) -> dict[str, float]:
+def share_row(actions: Sequence[NDArray[np.integer[Any]]], num_columns: int) -> dict[str, float]:
     """Shares of the decisions by the number of the replica, over clusters of any size."""
-    actions = np.concatenate([experience.actions.reshape(-1) for experience in experiences])
-    shares = np.bincount(actions, minlength=num_columns) / len(actions)
+    together = np.concatenate([decided.reshape(-1) for decided in actions])
+    shares = np.bincount(together, minlength=num_columns) / len(together)
     if num_columns <= MAX_REPLICA_COLUMNS:
         return {f"action_replica_{index}": float(share) for index, share in enumerate(shares)}
     return {

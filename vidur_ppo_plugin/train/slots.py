@@ -1,23 +1,31 @@
-"""A slot: clusters of one kind that run in step, episode after episode, in which the policy places the requests."""
+"""A slot: clusters of one kind that run episode after episode, in which the policy places the requests."""
 
-import math
-from bisect import bisect
 from dataclasses import dataclass
-from itertools import accumulate
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vidur_ppo_plugin.learn.features import build_features
 from vidur_ppo_plugin.learn.rollout import Rollout
-from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
 from vidur_ppo_plugin.routing.features import Float32Array, Observation
+from vidur_ppo_plugin.routing.prior import Prior
+from vidur_ppo_plugin.routing.reward import QueueDelay
 from vidur_ppo_plugin.routing.snapshot import FloatArray
+from vidur_ppo_plugin.twin.acting import ActingTwin
+from vidur_ppo_plugin.twin.acting_kernels import Played
+from vidur_ppo_plugin.twin.layout import IntArray
+from vidur_ppo_plugin.twin.look_ahead import look_ahead
+from vidur_ppo_plugin.twin.twin import Completions
+from vidur_ppo_plugin.workload.requests import Requests
 
 from .clusters import Cluster
 from .config import TrainConfig
 from .episodes import Episode
-from .herds import Seen, open_herd
-from .runs import Served
+from .look_ahead import rewards
+
+if TYPE_CHECKING:
+    from .vidur_clusters import VidurClusters
 
 
 @dataclass(frozen=True)
@@ -29,116 +37,232 @@ class Exploration:
 
 
 @dataclass(frozen=True)
-class Experience:
-    """What a slot saw, did and earned in one rollout; [decisions, clusters, ...], to be sent between processes."""
+class Served:
+    """Requests that were completed since the last look, and the simulated time that passed."""
 
+    latency_s: FloatArray
+    ttft_s: FloatArray
+    tbt_s: FloatArray
+    decode_tokens: FloatArray
+    duration_s: float
+    #: Standard deviation across replicas of the requests in flight, at the end.
+    load_spread: float
+
+
+@dataclass(frozen=True)
+class Experience:
+    """What a slot saw, did and earned in one rollout; [clusters, decisions, ...], to be sent between processes.
+
+    `actions` are those of all decisions; the others are about those that are learned from.
+    """
+
+    #: Numbers of the decisions that are learned from.
+    learned: IntArray
     replicas: Float32Array
     request: Float32Array
     prior_logits: Float32Array
-    actions: NDArray[np.int64]
-    action_rewards: FloatArray
+    actions: IntArray
+    #: Of the decisions that were made.
+    rewards: FloatArray
+    #: Of every replica, where that is known at once; else None.
+    action_rewards: FloatArray | None
     #: What comes after the last decision.
     next_replicas: Float32Array
     next_request: Float32Array
     #: Decisions of each cluster before it was lost at the safety limit; those after it are not learned from.
-    num_kept: NDArray[np.int64]
+    num_kept: IntArray
     is_lost: NDArray[np.bool_]
     served: Served
+
+
+#: Simulated clusters, each at its next request; `ActingTwin` says what the methods do.
+Clusters: TypeAlias = "ActingTwin | VidurClusters"
+
+
+def open_clusters(config: TrainConfig, episode: Episode, cluster: Cluster, requests: list[Requests]) -> Clusters:
+    """Those of an episode, in the simulator that the configuration names; `cluster` has its replicas."""
+    flags = config.flags
+    if config.backend == "vidur":
+        from .vidur_clusters import VidurClusters  # imports Vidur, which takes seconds
+
+        return VidurClusters(episode, cluster, flags, requests)
+    assert cluster.twin is not None
+    return ActingTwin(
+        cluster.twin,
+        requests,
+        prior=Prior(flags.prior, weight=flags.prior_weight, delay_model=cluster.delay_model),
+        features=build_features(flags),
+        tail_preferences=episode.tail_preferences,
+        report_delay_s=episode.report_delay_s,
+        drains=[episode.drains(part) for part in requests],
+    )
 
 
 class Slot:
     """Runs one episode."""
 
     def __init__(self, config: TrainConfig, episode: Episode, cluster: Cluster) -> None:
-        self._config = config
+        self._config, self._flags = config, config.flags
         self.episode = episode
-        self._herd = open_herd(config, episode, cluster)
+        requests = episode.requests()
+        self._clusters = open_clusters(config, episode, cluster, requests)
+        self._arrived_s = np.stack([part.arrived_at_s for part in requests])
+        self._decode_tokens = np.stack([part.decode_tokens for part in requests])
+        self._queue_delays = [QueueDelay(latency_power=self._flags.latency_power) for _ in requests]
         #: Decisions made by each cluster in this episode.
         self.num_decisions = 0
-        self._is_lost = np.zeros(episode.num_clusters, dtype=np.bool_)
-        self._seen = self._look()
+        self._window_began_s: FloatArray = np.zeros(len(requests))
+        self._is_lost: NDArray[np.bool_] = np.zeros(len(requests), np.bool_)
 
-    def _look(self) -> Seen:
-        seen, limit_s = self._herd.observe(), self._config.latency_limit_s
-        if limit_s:
-            self._is_lost |= seen.oldest_wait_s > limit_s
-        return seen
+    def replay(self, actor: Any, actions: NDArray[np.int16]) -> None:
+        """Make known decisions again, [clusters, decisions]: the slot is then where it was after them."""
+        if actions.shape[1]:
+            played = self._clusters.play(actor, actions.shape[1], forced=actions)
+            self._finish(played)
 
-    def _place(self, actions: NDArray[np.int64]) -> None:
-        self._herd.place(actions)
-        self.num_decisions += 1
-        self._seen = self._look()
-
-    def replay(self, actions: NDArray[np.int16]) -> None:
-        """Make known decisions again: the slot is then where it was after them."""
-        for step in actions.astype(np.int64):
-            self._place(step)
-        self._herd.take_served()
-
-    def collect(self, actor: NumpyActor, exploration: Exploration, uniforms: FloatArray) -> Experience:
-        """Decide as often as there are random numbers: two for each decision of each cluster."""
-        steps, size = uniforms.shape[:2]
-        seen = self._seen
-        replicas = np.empty((steps, *seen.replicas.shape), np.float32)
-        request = np.empty((steps, *seen.request.shape), np.float32)
-        prior_logits = np.empty((steps, *seen.prior_logits.shape), np.float32)
-        actions = np.empty((steps, size), np.int64)
-        rewards = np.empty((steps, *seen.prior_logits.shape))
-        num_kept = np.where(self._is_lost, 0, steps)
-        for step in range(steps):
-            seen, was_lost = self._seen, self._is_lost.copy()
-            replicas[step], request[step], prior_logits[step] = seen.replicas, seen.request, seen.prior_logits
-            for cluster in range(size):
-                logits = actor.logits(seen.replicas[cluster], seen.request[cluster], seen.prior_logits[cluster])
-                actions[step, cluster] = sample(logits.tolist(), exploration, *uniforms[step, cluster].tolist())
-            rewards[step] = self._herd.credit()
-            self._place(actions[step])
-            newly_lost = np.flatnonzero(self._is_lost & ~was_lost)
-            num_kept[newly_lost] = step + 1
-            rewards[step, newly_lost, actions[step, newly_lost]] -= self._config.limit_penalty
+    def collect(
+        self, actor: Any, exploration: Exploration, uniforms: FloatArray, rng: np.random.Generator
+    ) -> Experience:
+        """Decide as often as there are random numbers: [clusters, decisions, 2]; `rng` is for looking ahead."""
+        if self._config.look_ahead.is_on:
+            return self._collect_ahead(actor, exploration, uniforms, rng)
+        flags, was_lost = self._flags, self._is_lost
+        knows_all = flags.reward_mode == "marginal_delay"
+        played = self._clusters.play(
+            actor,
+            uniforms.shape[1],
+            temperature=exploration.temperature,
+            epsilon=exploration.epsilon,
+            uniforms=uniforms,
+            with_credit=knows_all,
+            latency_power=flags.latency_power,
+            backlog_weight=flags.backlog_weight,
+        )
+        served, earned, num_kept = self._finish(played)
+        chosen = played.actions[..., None]
+        taken = np.take_along_axis(played.rewards, chosen, axis=2)[..., 0] if knows_all else earned
+        for cluster in np.flatnonzero(self._is_lost & ~was_lost).tolist():
+            last = max(0, int(num_kept[cluster]) - 1)
+            taken[cluster, last] -= self._config.limit_penalty
+            played.rewards[cluster, last, played.actions[cluster, last]] -= self._config.limit_penalty
+        seen = self._clusters.observe()
         return Experience(
-            replicas=replicas,
-            request=request,
-            prior_logits=prior_logits,
-            actions=actions,
-            action_rewards=rewards,
-            next_replicas=self._seen.replicas.copy(),
-            next_request=self._seen.request.copy(),
+            learned=np.arange(uniforms.shape[1]),
+            replicas=played.replicas,
+            request=played.request,
+            prior_logits=played.prior_logits,
+            actions=played.actions,
+            rewards=taken,
+            action_rewards=played.rewards if knows_all else None,
+            next_replicas=seen.replicas.copy(),
+            next_request=seen.request.copy(),
             num_kept=num_kept,
             is_lost=self._is_lost.copy(),
-            served=self._herd.take_served(),
+            served=served,
+        )
+
+    def _collect_ahead(
+        self, actor: Any, exploration: Exploration, uniforms: FloatArray, rng: np.random.Generator
+    ) -> Experience:
+        """Decide greedily, as in use; some decisions are followed into the future on every replica."""
+        ahead, steps, clusters = self._config.look_ahead, uniforms.shape[1], self._clusters
+        assert isinstance(clusters, ActingTwin)
+        prospects, parts = [], []
+        for first in range(0, steps, ahead.every):
+            prospects.append(look_ahead(clusters, actor, self.episode.num_after - 1, rng))
+            numbers = uniforms[:, first : first + ahead.every]
+            parts.append(clusters.play(actor, ahead.every, epsilon=exploration.epsilon, uniforms=numbers))
+        played = Played(*(np.concatenate(columns, axis=1) for columns in zip(*parts, strict=True)))
+        learned = np.arange(0, steps, ahead.every)
+        every = rewards(prospects, ahead.weights(self.episode.tail_preferences))
+        served, _, num_kept = self._finish(played)
+        seen = clusters.observe()
+        return Experience(
+            learned=learned,
+            replicas=played.replicas[:, learned],
+            request=played.request[:, learned],
+            prior_logits=played.prior_logits[:, learned],
+            actions=played.actions,
+            rewards=np.take_along_axis(every, played.actions[:, learned, None], axis=2)[..., 0],
+            action_rewards=every,
+            next_replicas=seen.replicas.copy(),
+            next_request=seen.request.copy(),
+            num_kept=np.searchsorted(learned, num_kept),
+            is_lost=self._is_lost.copy(),
+            served=served,
+        )
+
+    def _finish(self, played: Played) -> tuple[Served, FloatArray, IntArray]:
+        """After decisions: what was served and earned, and the decisions of each cluster before it was lost."""
+        steps = played.actions.shape[1]
+        first, self.num_decisions = self.num_decisions, self.num_decisions + steps
+        clusters, done = self._clusters.completions()
+        earned = np.zeros(played.actions.shape)
+        if self._flags.reward_mode == "queue_delay":
+            for cluster, tracker in enumerate(self._queue_delays):
+                mine = np.flatnonzero(clusters == cluster)
+                moments = self._arrived_s[cluster, first : first + steps + 1]
+                earned[cluster] = _earned(tracker, first, moments, done.index[mine], done.completed_at_s[mine])
+        return self._served(clusters, done), earned, self._kept(played)
+
+    def _kept(self, played: Played) -> IntArray:
+        """Decisions of each cluster before a request has waited too long; notes who is lost."""
+        steps, limit_s = played.actions.shape[1], self._config.latency_limit_s
+        if not limit_s:
+            return np.full(len(played.actions), steps)
+        is_over = np.column_stack([played.oldest_wait_s, self._clusters.oldest_wait_s]) > limit_s
+        is_over[:, 0] |= self._is_lost
+        self._is_lost = np.any(is_over, axis=1)
+        kept: IntArray = np.where(self._is_lost, np.argmax(is_over, axis=1), steps)
+        return kept
+
+    def _served(self, clusters: IntArray, done: Completions) -> Served:
+        now_s, began_s = self._arrived_s[:, self.num_decisions], self._window_began_s
+        self._window_began_s = now_s
+        decode_tokens = self._decode_tokens[clusters, done.index].astype(np.float64)
+        return Served(
+            latency_s=done.completed_at_s - done.arrived_at_s,
+            ttft_s=done.first_token_at_s - done.arrived_at_s,
+            tbt_s=(done.completed_at_s - done.first_token_at_s) / np.maximum(1.0, decode_tokens - 1.0),
+            decode_tokens=decode_tokens,
+            duration_s=float((now_s - began_s).sum()),
+            load_spread=float(self._clusters.in_flight.std(axis=1).mean()),
         )
 
 
-def sample(logits: list[float], exploration: Exploration, first: float, second: float) -> int:
-    """Draw from softmax(logits / temperature), or uniformly with probability epsilon, by two uniform numbers."""
-    if not math.isfinite(sum(logits)):
-        raise FloatingPointError(f"the policy's logits are not finite: {logits}")
-    if exploration.epsilon and first < exploration.epsilon:
-        return int(second * len(logits))
-    highest, temperature, exp = max(logits), exploration.temperature, math.exp
-    cumulative = list(accumulate([exp((logit - highest) / temperature) for logit in logits]))
-    return min(bisect(cumulative, second * cumulative[-1]), len(logits) - 1)
+def _earned(
+    tracker: QueueDelay, first: int, moments: FloatArray, requests: IntArray, completed_at_s: FloatArray
+) -> list[float]:
+    """queue_delay of decisions from number `first` on, made at all `moments` but the last."""
+    order = np.argsort(completed_at_s, kind="stable")
+    done = list(zip(completed_at_s[order].tolist(), requests[order].tolist(), strict=True))
+    earned, at = [], 0
+    for number, (now_s, next_s) in enumerate(zip(moments[:-1].tolist(), moments[1:].tolist(), strict=True), first):
+        tracker.on_arrival(now_s, number)
+        while at < len(done) and done[at][0] <= next_s:
+            tracker.on_completion(*done[at])
+            at += 1
+        earned.append(tracker.take(next_s))
+    return earned
 
 
 def rollouts_of(experience: Experience, exploration: Exploration, first_stream: int, *, is_last: bool) -> list[Rollout]:
     """A rollout for each cluster that was not lost before, each a stream of its own; `is_last`: of the episode."""
-    rollouts = []
+    rollouts, every = [], experience.action_rewards
     for cluster, num_kept in enumerate(experience.num_kept.tolist()):
         if num_kept == 0:
             continue
-        actions, rewards = experience.actions[:num_kept, cluster], experience.action_rewards[:num_kept, cluster]
         following = Observation(experience.next_replicas[cluster], experience.next_request[cluster])
         rollouts.append(
             Rollout(
-                replicas=experience.replicas[:num_kept, cluster],
-                request=experience.request[:num_kept, cluster],
-                prior_logits=experience.prior_logits[:num_kept, cluster],
-                actions=actions,
+                replicas=experience.replicas[cluster, :num_kept],
+                request=experience.request[cluster, :num_kept],
+                prior_logits=experience.prior_logits[cluster, :num_kept],
+                actions=experience.actions[cluster, experience.learned[:num_kept]],
                 temperatures=np.full(num_kept, exploration.temperature, np.float32),
                 epsilons=np.full(num_kept, exploration.epsilon, np.float32),
-                rewards=rewards[np.arange(num_kept), actions],
-                action_rewards=rewards,
+                rewards=experience.rewards[cluster, :num_kept],
+                action_rewards=None if every is None else every[cluster, :num_kept],
                 next_observation=None if experience.is_lost[cluster] else following,
                 stream=first_stream + cluster,
                 is_last_of_stream=is_last,

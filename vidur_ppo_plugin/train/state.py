@@ -17,7 +17,6 @@ from .config import TrainConfig
 from .episodes import Episode, draw_episode
 from .evaluation import Result
 from .schema import ConfigError
-from .slots import Experience
 from .worker import SlotTask
 
 CHECKPOINT_DIRECTORY = "checkpoints"
@@ -45,16 +44,20 @@ class Slots:
     def _start(self, slot: int, number: int, load_factor: float) -> None:
         episode = draw_episode(self.config, slot, number, load_factor=load_factor)
         self.episodes[slot : slot + 1] = [episode]
-        self.actions[slot : slot + 1] = [np.empty((0, episode.num_clusters), np.int16)]
+        self.actions[slot : slot + 1] = [np.empty((episode.num_clusters, 0), np.int16)]
 
-    def advance(self, experiences: Sequence[Experience]) -> None:
-        """Remember what was decided."""
-        for slot, experience in enumerate(experiences):
-            self.actions[slot] = np.concatenate([self.actions[slot], experience.actions.astype(np.int16)])
+    def advance(self, actions: Sequence[NDArray[np.integer[Any]]]) -> None:
+        """Remember what was decided in each slot, [clusters, decisions]."""
+        for slot, decided in enumerate(actions):
+            self.actions[slot] = np.concatenate([self.actions[slot], decided.astype(np.int16)], axis=1)
+
+    def is_over_after(self, slot: int, num_decisions: int) -> bool:
+        """Whether so many decisions more end the slot's episode."""
+        return bool(self.actions[slot].shape[1] + num_decisions >= self.episodes[slot].num_decisions)
 
     def is_over(self, slot: int) -> bool:
         """Whether all decisions of the slot's episode were made."""
-        return len(self.actions[slot]) >= self.episodes[slot].num_decisions
+        return self.is_over_after(slot, 0)
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""

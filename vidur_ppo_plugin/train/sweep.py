@@ -102,7 +102,7 @@ def _train_trial(parameters: dict[str, Any]) -> dict[str, Any]:
 
     config = combinations(parameters["config"])[parameters["name"]]
     out = Path(parameters["out"]) / parameters["name"]
-    clusters = build_clusters([part.scenario for part in config.mixture] + config.evaluated_scenarios)
+    clusters = build_clusters(config.scenarios, backend=config.backend)
     trainer = Trainer(config, clusters, InProcessEngine(config, clusters), out, num_jobs=1)
     if checkpoint.newest(out / CHECKPOINT_DIRECTORY) is not None:
         trainer.state.resume(out)

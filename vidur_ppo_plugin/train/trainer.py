@@ -5,33 +5,35 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vidur_ppo_plugin.learn.build import build_agent
 from vidur_ppo_plugin.learn.curriculum import Curriculum
+from vidur_ppo_plugin.learn.parameters import Coefficients
 from vidur_ppo_plugin.learn.ppo import NonFiniteUpdate
 from vidur_ppo_plugin.learn.rollout import Rollout
-from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
 from vidur_ppo_plugin.record.progress import Progress
 
 from .clusters import Cluster
 from .config import TrainConfig, replica_counts
 from .engines import Engine
 from .evaluation import Evaluator, Result
-from .gradients import ParallelGradients
+from .gradients import SpreadDecisions, reference_of, weights_of
 from .observing import Weights
 from .recording import open_recorder, served_row, share_row
-from .slots import Experience, Exploration, rollouts_of
+from .slots import Experience, Exploration, Served, rollouts_of
 from .state import Slots, TrainingState
-from .worker import CollectJob, SlotTask
+from .worker import CollectJob, SlotTask, Stayed
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,24 @@ class Outcome:
     last: Result | None
 
 
+@dataclass(frozen=True)
+class Collected:
+    """Rollouts of all slots, wherever their decisions are."""
+
+    #: Of each slot: what was decided, and what was completed.
+    actions: Sequence[NDArray[np.integer[Any]]]
+    served: Sequence[Served]
+    #: Of all decisions that are learned from.
+    rewards: NDArray[np.float64]
+    #: Learns from them.
+    update: Callable[[Coefficients], dict[str, float]]
+
+    @property
+    def num_decisions(self) -> int:
+        """Of all clusters, those that were lost included."""
+        return sum(decided.size for decided in self.actions)
+
+
 class Trainer:
     """Trains a policy; everything that is drawn follows from the configuration's seed."""
 
@@ -72,10 +92,8 @@ class Trainer:
             delay_model=next(iter(clusters.values())).delay_model,
             update_options={"enable_critic": config.enable_critic},
         )
-        if config.parallel_learning and num_jobs > 1:
-            agent.ppo.policy_gradient = ParallelGradients(
-                engine, agent.ppo.network, agent.ppo.parameters, num_jobs=num_jobs
-            )
+        # Critic and demonstrations need all decisions in one place; otherwise they stay with the workers.
+        self._is_spread = not config.enable_critic and agent.ppo.demonstrations is None
         curriculum = Curriculum.parse(config.curriculum) if config.curriculum else None
         self.state = TrainingState(config, agent, Slots(config), curriculum)
         self._evaluator = Evaluator(config, engine)
@@ -142,16 +160,16 @@ class Trainer:
     def _iterate(self) -> None:
         """One update, and what is due after it."""
         began_s = time.perf_counter()
-        experiences = self.collect()
+        collected = self.collect()
         collected_s = time.perf_counter()
-        num_decisions = sum(experience.actions.size for experience in experiences)
+        num_decisions = collected.num_decisions
         self.state.agent.num_decisions += num_decisions
-        row = self._learn(experiences)
+        row = self._learn(collected)
         ended_s = time.perf_counter()
         self.times_s["collecting"] += collected_s - began_s
         self.times_s["learning"] += ended_s - collected_s
         row |= self._position() | self._time_shares() | {"decisions_per_s": num_decisions / (ended_s - began_s)}
-        row |= served_row(experiences) | share_row(experiences, replica_counts(self._config)[-1])
+        row |= served_row(collected.served) | share_row(collected.actions, replica_counts(self._config)[-1])
         self._follow_curriculum(row, num_decisions)
         if self._is_evaluation_due():
             row |= self._evaluate().row()
@@ -164,40 +182,67 @@ class Trainer:
 
     def weights(self) -> Weights:
         """The actor as it is now."""
-        actor = NumpyActor.from_network(self.state.agent.ppo.network)
-        return actor.weights, actor.shape
+        return weights_of(self.state.agent.ppo)
 
-    def collect(self) -> list[Experience]:
+    def collect(self) -> "Collected":
         """A rollout of every slot, in their order."""
         agent, curriculum = self.state.agent, self.state.curriculum
         tasks = self.state.slots.tasks(1.0 if curriculum is None else curriculum.load)
         exploration = Exploration(temperature=agent.temperature, epsilon=agent.epsilon)
         # By decisions and not by updates: an update that was skipped must not draw the same numbers again.
         iteration = agent.num_decisions // self._config.decisions_per_update
-        jobs = [CollectJob(iteration, exploration, part) for part in _split(tasks, self._num_jobs)]
-        experiences = [experience for part in self._engine.run(jobs, self.weights()) for experience in part]
-        self.state.slots.advance(experiences)
-        return experiences
+        reference = reference_of(agent.ppo) if self._is_spread else None
+        jobs = [
+            CollectJob(iteration, exploration, part, self._is_spread, reference)
+            for part in _split(tasks, self._num_jobs)
+        ]
+        weights = self.weights()
+        results = self._engine.run(jobs, weights)
+        collected = self._stayed(jobs, weights, results) if self._is_spread else self._handed_over(exploration, results)
+        self.state.slots.advance(collected.actions)
+        return collected
 
-    def _learn(self, experiences: Sequence[Experience]) -> dict[str, Any]:
-        agent, slots = self.state.agent, self.state.slots
-        exploration = Exploration(temperature=agent.temperature, epsilon=agent.epsilon)
+    def _stayed(self, jobs: list[CollectJob], weights: Weights, results: list[Stayed]) -> "Collected":
+        sums, ppo = [result.sums for result in results], self.state.agent.ppo
+        rewards = [values for part in sums for _, values in part.rewards]
+        return Collected(
+            actions=[actions for result in results for actions in result.actions],
+            served=[served for result in results for served in result.served],
+            rewards=np.concatenate(rewards) if rewards else np.empty(0),
+            update=partial(ppo.update_from, SpreadDecisions(self._engine, ppo, jobs, weights, sums)),
+        )
+
+    def _handed_over(self, exploration: Exploration, results: list[list[Experience]]) -> "Collected":
+        experiences, slots = [experience for part in results for experience in part], self.state.slots
         rollouts: list[Rollout] = []
         for slot, experience in enumerate(experiences):
             first_stream = slot * self._config.clusters_in_step
-            rollouts += rollouts_of(experience, exploration, first_stream, is_last=slots.is_over(slot))
-        if not rollouts:
+            is_last = slots.is_over_after(slot, experience.actions.shape[1])
+            rollouts += rollouts_of(experience, exploration, first_stream, is_last=is_last)
+        return Collected(
+            actions=[experience.actions for experience in experiences],
+            served=[experience.served for experience in experiences],
+            rewards=np.concatenate([rollout.rewards for rollout in rollouts]) if rollouts else np.empty(0),
+            update=partial(self.state.agent.ppo.update, rollouts),
+        )
+
+    def _learn(self, collected: "Collected") -> dict[str, Any]:
+        if not len(collected.rewards):
             logger.warning("every episode has been lost at latency_limit_s: nothing to learn from until new ones begin")
             return {}
-        latency_s = np.concatenate([experience.served.latency_s for experience in experiences])
+        latency_s = np.concatenate([part.latency_s for part in collected.served])
         try:
-            metrics = agent.learn_from(
-                rollouts, metric=float(latency_s.mean()) if len(latency_s) else None, pressure=(0.0, 0.0)
+            metrics = self.state.agent.learn_by(
+                collected.update,
+                collected.rewards,
+                metric=float(latency_s.mean()) if len(latency_s) else None,
+                pressure=(0.0, 0.0),
             )
         except NonFiniteUpdate as error:
             logger.error("update skipped, the weights are those before it: %s", error)
             return {}
-        metrics["marginal_delay"] = metrics["reward_mean"]
+        name = "look_ahead" if self._config.look_ahead.is_on else self._flags.reward_mode
+        metrics[name] = metrics["reward_mean"]
         return {name: value for name, value in metrics.items() if name not in _NOT_RECORDED}
 
     # --- after an update ----------------------------------------------------------------------------------------

@@ -3,22 +3,28 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from vidur_ppo_plugin.envs.settings import changed, find_scenario
-from vidur_ppo_plugin.learn.parameters import Coefficients, PPOParameters
+from vidur_ppo_plugin.learn.parameters import Coefficients
+from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
 from vidur_ppo_plugin.routing.routers import build_router
 from vidur_ppo_plugin.routing.visibility import Visibility
+from vidur_ppo_plugin.twin.layout import IntArray
 from vidur_ppo_plugin.twin.play import play
 
 from .clusters import Cluster
 from .config import TrainConfig
 from .episodes import Episode
 from .observing import GreedyPolicy, Weights, build_actor
-from .slots import Experience, Exploration, Slot
+from .slots import Experience, Exploration, Served, Slot, rollouts_of
+
+if TYPE_CHECKING:
+    from .shards import PartGradient, Scaling, Shard, ShardLearner, ShardSums
 
 #: The name under which the learned policy is evaluated.
 POLICY = "policy"
@@ -26,7 +32,7 @@ POLICY = "policy"
 
 @dataclass(frozen=True)
 class SlotTask:
-    """A slot to go on with: its episode, and the decisions that were made in it so far, [decisions, clusters]."""
+    """A slot to go on with: its episode, and the decisions that were made in it so far, [clusters, decisions]."""
 
     episode: Episode
     actions: NDArray[np.int16]
@@ -39,6 +45,24 @@ class CollectJob:
     iteration: int
     exploration: Exploration
     tasks: Sequence[SlotTask]
+    #: Whether decisions stay with the worker, who is then asked for gradients; else they are handed over.
+    stays: bool
+    #: What `kl_ref_coef` pulls to, for decisions that stay; None for the prior.
+    reference: Weights | None = None
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """Tells rollouts apart."""
+        return self.iteration, *(task.episode.slot for task in self.tasks)
+
+
+@dataclass(frozen=True)
+class Stayed:
+    """What is told of rollouts that stay with the worker: of each slot what was decided and served; and sums."""
+
+    actions: Sequence[NDArray[np.int16]]
+    served: Sequence[Served]
+    sums: "ShardSums"
 
 
 @dataclass(frozen=True)
@@ -55,12 +79,15 @@ class EvaluateJob:
 
 @dataclass(frozen=True)
 class GradientJob:
-    """The gradient of the policy's loss on some decisions; the parameters of the network come as one vector."""
+    """The gradient of the policy's loss on some of the decisions that a job collected; None without any.
 
-    #: Parameters of an update, and the shape of the network.
-    learner: tuple[PPOParameters, Any]
-    #: Decisions by their number of replicas: the arrays of `learn.batch.Group`.
-    groups: Sequence[dict[str, NDArray[Any]]]
+    A worker that does not have them any more, or never had, collects them again.
+    """
+
+    collected: CollectJob
+    weights_then: Weights
+    rows: IntArray
+    scaling: "Scaling"
     coefficients: Coefficients
     #: Of these decisions in their minibatch.
     share: float
@@ -73,16 +100,19 @@ class Worker:
     """Does jobs; keeps the slots that it ran last, so that it need not repeat their episodes."""
 
     def __init__(self, config: TrainConfig, clusters: dict[str, Cluster]) -> None:
+        # The last bits of products depend on the number of threads, and several workers want one core each.
+        self._one_thread = threadpool_limits(1)
         self._config = config
         self._flags = config.flags
         self._clusters = clusters
         self._slots: dict[int, Slot] = {}
-        self._gradients: Any = None
+        self._learner: ShardLearner | None = None
+        self._shards: dict[tuple[int, ...], Shard] = {}
         # Clusters with their speeds: they come with tables of batch times, which fill up.
         self._sized: dict[tuple[str, tuple[float, ...]], Cluster] = {}
 
     def run(self, job: Job, weights: Any) -> Any:
-        """A list of `Experience`s, the metrics of an evaluation, or a gradient; `weights` are those of the policy."""
+        """`Experience`s or what is told of them, metrics of an evaluation, or a gradient; `weights`: the actor's."""
         if isinstance(job, GradientJob):
             return self._gradient(job, weights)
         if isinstance(job, CollectJob):
@@ -90,30 +120,50 @@ class Worker:
             return self._collect(job, weights)
         return self._evaluate(job, weights)
 
-    def _collect(self, job: CollectJob, weights: Weights) -> list[Experience]:
+    def _collect(self, job: CollectJob, weights: Weights) -> "list[Experience] | Stayed":
         actor, steps = build_actor(weights), self._flags.rollout_len
-        experiences = []
+        experiences, rollouts = [], []
         for task in job.tasks:
-            slot = self._slot(task)
+            slot = self._slot(task, actor)
             rng = np.random.default_rng([self._config.seed, task.episode.slot, job.iteration, 1])
-            uniforms = rng.random((steps, task.episode.num_clusters, 2))
-            experiences.append(slot.collect(actor, job.exploration, uniforms))
-        return experiences
+            uniforms = rng.random((task.episode.num_clusters, steps, 2))
+            experience = slot.collect(actor, job.exploration, uniforms, rng)
+            experiences.append(experience)
+            first_stream = task.episode.slot * self._config.clusters_in_step
+            rollouts += rollouts_of(experience, job.exploration, first_stream, is_last=False)
+        if not job.stays:
+            return experiences
+        for key in [key for key in self._shards if key[0] < job.iteration]:
+            del self._shards[key]
+        self._shards[job.key] = shard = self._shard_learner(weights).shard(rollouts, weights, job.reference)
+        return Stayed(
+            actions=[experience.actions.astype(np.int16) for experience in experiences],
+            served=[experience.served for experience in experiences],
+            sums=shard.sums(),
+        )
 
-    def _gradient(self, job: GradientJob, vector: Any) -> Any:
-        from .gradients import GradientWorker  # imports torch, which rollouts do without
+    def _shard_learner(self, weights: Weights) -> "ShardLearner":
+        from .shards import ShardLearner  # imports torch, which rollouts and evaluations do without
 
-        if self._gradients is None:
-            self._gradients = GradientWorker(*job.learner)
-        return self._gradients.compute(job, vector)
+        if self._learner is None:
+            self._learner = ShardLearner(self._flags, weights[1])
+        return self._learner
 
-    def _slot(self, task: SlotTask) -> Slot:
+    def _gradient(self, job: GradientJob, weights: Weights) -> "PartGradient | None":
+        if job.collected.key not in self._shards:
+            self._collect(job.collected, job.weights_then)
+        if len(job.rows) == 0:
+            return None
+        shard = self._shards[job.collected.key]
+        return self._shard_learner(weights).gradient(shard, job.rows, job.scaling, job.coefficients, job.share, weights)
+
+    def _slot(self, task: SlotTask, actor: NumpyActor) -> Slot:
         """The slot where the task has it: the one that is there, or a new one that repeats the decisions."""
         number = task.episode.slot
         slot = self._slots.get(number)
-        if slot is None or slot.episode != task.episode or slot.num_decisions != len(task.actions):
+        if slot is None or slot.episode != task.episode or slot.num_decisions != task.actions.shape[1]:
             slot = Slot(self._config, task.episode, self._cluster(task.episode))
-            slot.replay(task.actions)
+            slot.replay(actor, task.actions)
             self._slots[number] = slot
         return slot
 
@@ -139,8 +189,13 @@ class Worker:
             visibility.on_dispatch(replica, request.prompt_tokens)
             return replica
 
-        slots = self._flags.max_queue_requests_per_replica if job.router == POLICY else 0
-        done = play(cluster.twin, requests, decide, num_waiting_slots=slots)
+        if cluster.twin is None:
+            from .vidur_clusters import play_in_vidur  # imports Vidur, which takes seconds
+
+            done = play_in_vidur(scenario, job.seed, job.num_requests, self._flags, decide)
+        else:
+            slots = self._flags.max_queue_requests_per_replica if job.router == POLICY else 0
+            done = play(cluster.twin, requests, decide, num_waiting_slots=slots)
         kept = slice(int(scenario.warm_up_fraction * len(requests)), None)
         e2e_s = (done.completed_at_s - requests.arrived_at_s)[kept]
         ttft_s = (done.first_token_at_s - requests.arrived_at_s)[kept]

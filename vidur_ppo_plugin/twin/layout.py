@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
+Float32Array = NDArray[np.float32]
 
 # Replica schedulers, by the names that Vidur gives them.
 SCHEDULERS = ("sarathi", "vllm", "orca", "mnemosyne_fcfs_fixed_chunk")

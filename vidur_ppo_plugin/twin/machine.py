@@ -48,12 +48,16 @@ class Machine:
             outcome = kernel(self.rules, self._times(), self.state, *arguments)
             if outcome == layout.DONE:
                 return
-            if outcome == layout.TIME_UNKNOWN:
-                self.config.times.add(*self.state.signals[layout.MISSING_TOKENS :].tolist())
-            elif outcome == layout.LOG_FULL:
-                self._empty_log()
-            else:
-                self.state = layout.grown(self.rules, self.state)
+            self._provide(outcome)
+
+    def _provide(self, outcome: int) -> None:
+        """Add what a kernel has run out of."""
+        if outcome == layout.TIME_UNKNOWN:
+            self.config.times.add(*self.state.signals[layout.MISSING_TOKENS :].tolist())
+        elif outcome == layout.LOG_FULL:
+            self._empty_log()
+        else:
+            self.state = layout.grown(self.rules, self.state)
 
     def _prepare_forks(self) -> None:
         """Room for one request more on every replica, and a row to try it out in."""

@@ -1,155 +1,201 @@
 """The compiled functions that `VectorTwin` calls. Cluster `c` has the rows from `c * num_replicas` on.
 
-Each works through the clusters from `progress[0]` on, so that it can be called again where it had to stop.
+Each can be called again where it had to stop: what was done is not done again, since `seen.is_current` tells which
+clusters have been brought to their next request.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
+
+from numpy.typing import NDArray
 
 from vidur_ppo_plugin.routing.feature_kernel import observe
 
 from .compiling import entry, helper
 from .events import RATE_WINDOW_S, advance_row, submit_to_cells
 from .forks import increase_of_row
-from .layout import DONE, FINISHED, FINISHED_DECODE_TOKENS
+from .layout import DONE, FINISHED, FINISHED_DECODE_TOKENS, Float32Array, FloatArray, IntArray
 from .looking import look
+from .viewing import NUM_ROWS, View, view_of
+
+
+class Workload(NamedTuple):
+    """Of [cluster, request]: arrival, prompt, output, and where it was placed; then of each cluster how many."""
+
+    arrived_s: FloatArray
+    prompts: IntArray
+    outputs: IntArray
+    placed: IntArray
+    num_requests: IntArray
+    #: Of each cluster: the request that comes next.
+    position: IntArray
+
+
+class Sight(NamedTuple):
+    """What is seen at the next request of each cluster; the first axis is the cluster. First what it is made with."""
+
+    speed_factors: FloatArray
+    initial_decode_tokens: float
+    #: `FeatureTable.kernel_constants`: rows with a trend, inverse scales of levels and slots, weight of the newest.
+    trend_rows: NDArray[Any]
+    level_scales: FloatArray
+    slot_scales: FloatArray
+    ema_weight: float
+    #: Scales of tokens, seconds and rates.
+    scales: FloatArray
+    #: What the operator of each cluster asks for.
+    tail_preferences: FloatArray
+    #: Not called "view": numba takes that for the method of arrays.
+    visible: View
+    #: 1 if the cluster has been brought to its next request.
+    is_current: IntArray
+    #: [clusters, trends, replicas]: moving averages, and the last values.
+    average: FloatArray
+    last: FloatArray
+    #: [clusters, figures, replicas]: rows of a snapshot, then those of waiting requests; the truth, and what is shown.
+    truth: FloatArray
+    shown: FloatArray
+    #: Seconds since the arrival before, arrivals per second.
+    arrivals: FloatArray
+    #: Mean output of finished requests: the truth, and what is known.
+    expected: FloatArray
+    expected_shown: FloatArray
+    replicas: Float32Array
+    requests: Float32Array
 
 
 @entry
-def observe_all(
-    rules: Any,
-    times: Any,
-    state: Any,
-    progress: Any,
-    workload: Any,
-    position: Any,
-    speed_factors: Any,
-    initial_decode_tokens: float,
-    features: Any,
-    scales: Any,
-    tail_preferences: Any,
-    seen: Any,
-) -> Any:
-    """Bring every cluster to its next request and write what the policy sees; those without one are left out.
-
-    `workload`: arrival, prompt and output of [cluster, request], and the number of requests of each cluster;
-    `features`: `FeatureTable.kernel_constants`; `seen`: the arrays of `VectorTwin` that are written.
-    """
-    arrived_s, prompts, _, num_requests = workload
-    trend_rows, level_scales, slot_scales, ema_weight = features
-    average, last, values, waiting, arrivals, expected, replicas, requests = seen
-    while progress[0] < len(position):
-        c = progress[0]
-        k = position[c]
-        if k < num_requests[c]:
-            outcome = _look_at_cluster(
-                rules, times, state, c, arrived_s[c, k], speed_factors, initial_decode_tokens, values, waiting, expected
-            )
-            if outcome != DONE:
-                return outcome
-            since_s = 0.0 if k == 0 else arrived_s[c, k] - arrived_s[c, k - 1]
-            rate_per_s = 0.0 if k == 0 else (arrivals[c, 1] + 1.0 / RATE_WINDOW_S) * math.exp(-since_s / RATE_WINDOW_S)
-            arrivals[c, 0], arrivals[c, 1] = since_s, rate_per_s
-            figures = (
-                prompts[c, k] / scales[0],
-                since_s / scales[1],
-                rate_per_s / scales[2],
-                expected[c] / scales[0],
-            )
-            replicas[c], requests[c] = observe(
-                values[:, c],
-                waiting[:, c],
-                average[c],
-                last[c],
-                k == 0,
-                trend_rows,
-                level_scales,
-                slot_scales,
-                ema_weight,
-                prompts[c, k],
-                figures,
-                tail_preferences[c],
-            )
-        progress[0] += 1
+def observe_all(rules: Any, times: Any, state: Any, workload: Any, sight: Any) -> Any:
+    """Bring every cluster to its next request and write what is seen; those without one are left out."""
+    for c in range(len(workload.position)):
+        outcome = observe_cluster(rules, times, state, workload, sight, c)
+        if outcome != DONE:
+            return outcome
     return DONE
 
 
 @helper
-def _look_at_cluster(
-    rules: Any,
-    times: Any,
-    state: Any,
-    c: int,
-    now_s: float,
-    speed_factors: Any,
-    initial_decode_tokens: float,
-    values: Any,
-    waiting: Any,
-    expected: Any,
-) -> Any:
+def observe_cluster(rules: Any, times: Any, state: Any, workload: Any, sight: Any, c: int) -> Any:
+    """The same for one cluster."""
+    k = workload.position[c]
+    if sight.is_current[c] or k >= workload.num_requests[c]:
+        return DONE
+    arrived_s, prompts = workload.arrived_s[c], workload.prompts[c]
+    truth = sight.truth[c]
+    outcome = _look_at_cluster(rules, times, state, sight, c, arrived_s[k], truth)
+    if outcome != DONE:
+        return outcome
+    shown = truth
+    sight.expected_shown[c] = sight.expected[c]
+    if sight.visible.delay_s > 0.0:
+        shown = sight.shown[c]
+        sight.expected_shown[c] = view_of(
+            sight.visible, c, k, arrived_s, prompts, workload.placed[c], truth, sight.expected[c], shown
+        )
+    since_s = 0.0 if k == 0 else arrived_s[k] - arrived_s[k - 1]
+    rate_per_s = 0.0 if k == 0 else (sight.arrivals[c, 1] + 1.0 / RATE_WINDOW_S) * math.exp(-since_s / RATE_WINDOW_S)
+    sight.arrivals[c, 0], sight.arrivals[c, 1] = since_s, rate_per_s
+    figures = (
+        prompts[k] / sight.scales[0],
+        since_s / sight.scales[1],
+        rate_per_s / sight.scales[2],
+        sight.expected_shown[c] / sight.scales[0],
+    )
+    sight.replicas[c], sight.requests[c] = observe(
+        shown[:NUM_ROWS],
+        shown[NUM_ROWS:],
+        sight.average[c],
+        sight.last[c],
+        k == 0,
+        sight.trend_rows,
+        sight.level_scales,
+        sight.slot_scales,
+        sight.ema_weight,
+        prompts[k],
+        figures,
+        sight.tail_preferences[c],
+    )
+    sight.is_current[c] = 1
+    return DONE
+
+
+@helper
+def _look_at_cluster(rules: Any, times: Any, state: Any, sight: Any, c: int, now_s: float, truth: Any) -> Any:
     finished, decode_tokens = 0, 0
-    for replica in range(len(speed_factors)):
-        row = c * len(speed_factors) + replica
+    num_replicas = len(sight.speed_factors)
+    values, waiting = truth[:NUM_ROWS], truth[NUM_ROWS:]
+    for replica in range(num_replicas):
+        row = c * num_replicas + replica
         outcome = advance_row(rules, times, state, row, now_s)
         if outcome != DONE:
             return outcome
         i = state.cells[row]
-        look(rules, i, state.floats[row], now_s, speed_factors[replica], values[:, c], waiting[:, c], replica)
+        look(rules, i, state.floats[row], now_s, sight.speed_factors[replica], values, waiting, replica)
         finished += i[FINISHED]
         decode_tokens += i[FINISHED_DECODE_TOKENS]
-    expected[c] = decode_tokens / finished if finished > 0 else initial_decode_tokens
+    sight.expected[c] = decode_tokens / finished if finished > 0 else sight.initial_decode_tokens
     return DONE
 
 
 @entry
-def act_all(
-    rules: Any, times: Any, state: Any, progress: Any, workload: Any, position: Any, num_replicas: int, actions: Any
-) -> Any:
-    """Hand the next request of every cluster to the replica that was chosen for it."""
-    arrived_s, prompts, outputs, num_requests = workload
-    while progress[0] < len(position):
-        c = progress[0]
-        k = position[c]
-        if k < num_requests[c]:
-            row = c * num_replicas + actions[c]
-            i, f = state.cells[row], state.floats[row]
-            outcome = submit_to_cells(rules, i, f, k, arrived_s[c, k], prompts[c, k], outputs[c, k])
+def act_all(rules: Any, times: Any, state: Any, workload: Any, sight: Any, actions: Any) -> Any:
+    """Hand the next request of every cluster to the replica that was chosen for it; all must have been observed."""
+    for c in range(len(workload.position)):
+        if sight.is_current[c]:
+            outcome = act_in_cluster(rules, state, workload, sight, c, actions[c])
             if outcome != DONE:
                 return outcome
-            position[c] += 1
-        progress[0] += 1
     return DONE
+
+
+@helper
+def act_in_cluster(rules: Any, state: Any, workload: Any, sight: Any, c: int, action: int) -> Any:
+    """The same for one cluster, which must have been observed."""
+    k = workload.position[c]
+    row = c * len(sight.speed_factors) + action
+    outcome = submit_to_cells(
+        rules,
+        state.cells[row],
+        state.floats[row],
+        k,
+        workload.arrived_s[c, k],
+        workload.prompts[c, k],
+        workload.outputs[c, k],
+    )
+    if outcome == DONE:
+        workload.placed[c, k] = action
+        workload.position[c] += 1
+        sight.is_current[c] = 0
+    return outcome
 
 
 @entry
 def increase_all(
-    rules: Any,
-    times: Any,
-    state: Any,
-    progress: Any,
-    workload: Any,
-    position: Any,
-    scratch: Any,
-    powers: Any,
-    horizon_s: float,
-    result: Any,
+    rules: Any, times: Any, state: Any, workload: Any, scratch: Any, power: float, horizon_s: float, result: Any
 ) -> Any:
     """`forks.increase` for the next request of every cluster; 0 for those without one."""
-    arrived_s, prompts, outputs, num_requests = workload
-    num_replicas = result.shape[1]
-    while progress[0] < len(position):
-        c = progress[0]
-        k = position[c]
-        if k < num_requests[c]:
-            now_s, until_s = arrived_s[c, k], arrived_s[c, k] + horizon_s
-            for replica in range(num_replicas):
-                row, into = c * num_replicas + replica, result[c, replica : replica + 1]
-                outcome = increase_of_row(
-                    rules, times, state, scratch, row, now_s, prompts[c, k], outputs[c, k], powers[c], until_s, into
-                )
-                if outcome != DONE:
-                    return outcome
-        else:
+    for c in range(len(workload.position)):
+        if workload.position[c] >= workload.num_requests[c]:
             result[c, :] = 0.0
-        progress[0] += 1
+            continue
+        outcome = increase_in_cluster(rules, times, state, workload, scratch, c, power, horizon_s, result[c])
+        if outcome != DONE:
+            return outcome
+    return DONE
+
+
+@helper
+def increase_in_cluster(
+    rules: Any, times: Any, state: Any, workload: Any, scratch: Any, c: int, power: float, horizon_s: float, result: Any
+) -> Any:
+    """The same for one cluster, which has a next request."""
+    k, num_replicas = workload.position[c], len(result)
+    now_s, prompt, output = workload.arrived_s[c, k], workload.prompts[c, k], workload.outputs[c, k]
+    for replica in range(num_replicas):
+        row, into = c * num_replicas + replica, result[replica : replica + 1]
+        outcome = increase_of_row(
+            rules, times, state, scratch, row, now_s, prompt, output, power, now_s + horizon_s, into
+        )
+        if outcome != DONE:
+            return outcome
     return DONE

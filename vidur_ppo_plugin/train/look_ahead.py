@@ -1,0 +1,59 @@
+"""Credit that sees those who come later: what each replica would have led to, as a reward."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vidur_ppo_plugin.flag import flag
+from vidur_ppo_plugin.routing.snapshot import FloatArray
+from vidur_ppo_plugin.twin.look_ahead import Prospects
+
+# Most that a replica's reward may differ from the mean of all, in mean latencies. Single futures in which everything goes
+# wrong would otherwise outweigh thousands of usual ones.
+_MOST = 10.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookAhead:
+    """How far decisions are followed, and what counts; weights are given at tail preference 0 and at 1."""
+
+    requests_per_replica: int = flag(
+        0,
+        "Requests that arrive after a decision and are served as the policy would, for each replica; 0 for marginal "
+        "delay, as if nobody came. Raise it if what counts shows late, lower it for speed and less noise.",
+        low=0,
+        high=10_000,
+    )
+    every: int = flag(
+        8, "Decisions of a cluster from one that is learned from to the next. Lower it if collecting is cheap.", low=1
+    )
+    latency: tuple[float, ...] = flag([1.0, 1.0], "Weight of the mean latency.", low=0)
+    latency_squared: tuple[float, ...] = flag([0.0, 0.5], "Weight of the mean squared latency.", low=0)
+    first_token: tuple[float, ...] = flag([0.05, 0.5], "Weight of the mean time to first token.", low=0)
+    first_token_squared: tuple[float, ...] = flag([0.0, 1.6], "Weight of its mean square.", low=0)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether credit comes from looking ahead."""
+        return self.requests_per_replica > 0
+
+    def weights(self, tail_preferences: Sequence[float]) -> FloatArray:
+        """Of each of `twin.look_ahead.COSTS` in each cluster, with a sum of 1: [clusters, costs]."""
+        ends = np.array([self.latency, self.latency_squared, self.first_token, self.first_token_squared])
+        weights = ends[:, 0] + np.array(tail_preferences)[:, None] * (ends[:, 1] - ends[:, 0])
+        scaled: FloatArray = weights / weights.sum(axis=1, keepdims=True)
+        return scaled
+
+
+def rewards(prospects: Sequence[Prospects], weights: FloatArray) -> FloatArray:
+    """Of every replica in each of several decisions: [clusters, decisions, replicas].
+
+    Minus the weighted sum of all costs over everybody in sight, each relative to its mean in this cluster over the
+    decisions. So 0.01 is a hundredth of a request's share, whatever the hardware, the load and the unit.
+    """
+    means = np.mean([one.means for one in prospects], axis=0)
+    relative = weights / means
+    costs = np.stack([np.einsum("crk,ck->cr", one.sums, relative) for one in prospects], axis=1)
+    centre = costs.mean(axis=2, keepdims=True)
+    return -(centre + np.clip(costs - centre, -_MOST, _MOST))

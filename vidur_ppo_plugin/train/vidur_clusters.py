@@ -1,0 +1,153 @@
+"""The clusters of an episode in Vidur itself: some hundred times as slow, for what the twin does not cover."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vidur_ppo_plugin.config import PPOModularFlags
+from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
+from vidur_ppo_plugin.routing.snapshot import FloatArray
+from vidur_ppo_plugin.routing.visibility import Visibility
+from vidur_ppo_plugin.scenario import Scenario
+from vidur_ppo_plugin.sim.stepping import Completion, SteppedVidur
+from vidur_ppo_plugin.twin.acting_kernels import Played, chosen
+from vidur_ppo_plugin.twin.layout import IntArray
+from vidur_ppo_plugin.twin.play import Decide
+from vidur_ppo_plugin.twin.twin import Completions, in_order
+from vidur_ppo_plugin.twin.vector import VectorObservation
+from vidur_ppo_plugin.workload.requests import Requests
+
+from .clusters import Cluster
+from .episodes import Episode
+from .observing import Observer
+
+
+class VidurClusters:
+    """What training wants of `twin.acting.ActingTwin`, from Vidur, one cluster after the other."""
+
+    def __init__(
+        self, episode: Episode, cluster: Cluster, flags: PPOModularFlags, requests: Sequence[Requests]
+    ) -> None:
+        self._runs = [
+            _Run(episode, number, cluster, replace(flags, tail_preference=preference), part)
+            for number, (part, preference) in enumerate(zip(requests, episode.tail_preferences, strict=True))
+        ]
+
+    def play(
+        self,
+        actor: NumpyActor,
+        steps: int,
+        *,
+        temperature: float = 0.0,
+        epsilon: float = 0.0,
+        uniforms: FloatArray | None = None,
+        forced: NDArray[np.integer] | None = None,
+        with_credit: bool = False,
+        latency_power: float = 1.0,
+        backlog_weight: float = 0.0,
+    ) -> Played:
+        """As `ActingTwin.play`; power and weight of the credit are those of the flags."""
+        shape = (len(self._runs), steps)
+        numbers = np.zeros((*shape, 2)) if uniforms is None else uniforms
+        actions = np.full(shape, -1) if forced is None else np.asarray(forced, np.int64)
+        parts = [
+            run.play(actor, (temperature, epsilon), numbers[cluster], actions[cluster], with_credit)
+            for cluster, run in enumerate(self._runs)
+        ]
+        return Played(*(np.stack(columns) for columns in zip(*parts, strict=True)))
+
+    def observe(self) -> VectorObservation:
+        """What the policy sees at the next request of every cluster."""
+        rows = [(run.replicas, run.request, run.load) for run in self._runs]
+        return VectorObservation(*(np.stack(columns) for columns in zip(*rows, strict=True)))
+
+    @property
+    def oldest_wait_s(self) -> FloatArray:
+        """Of each cluster at its next request: the longest wait of a request in a queue that the router sees."""
+        return np.array([run.oldest_wait_s for run in self._runs])
+
+    @property
+    def in_flight(self) -> FloatArray:
+        """[clusters, replicas]: requests in flight at the next request."""
+        return np.stack([run.in_flight for run in self._runs])
+
+    def completions(self) -> tuple[IntArray, Completions]:
+        """Requests completed since the last call: their clusters, and what happened to them."""
+        rows = [(cluster, done) for cluster, run in enumerate(self._runs) for done in run.simulation.take_completions()]
+        completions = completions_of([done for _, done in rows])
+        return np.array([cluster for cluster, _ in rows], np.int64), completions
+
+
+def completions_of(done: Sequence[Completion]) -> Completions:
+    """As arrays."""
+    return Completions(
+        index=np.array([one.request for one in done], np.int64),
+        replica=np.array([one.replica for one in done], np.int64),
+        arrived_at_s=np.array([one.arrived_at_s for one in done]),
+        scheduled_at_s=np.full(len(done), np.nan),  # nobody asks for it here
+        first_token_at_s=np.array([one.first_token_at_s for one in done]),
+        completed_at_s=np.array([one.completed_at_s for one in done]),
+        num_restarts=np.array([one.num_restarts for one in done], np.int64),
+    )
+
+
+class _Run:
+    """One cluster, always at a request that has to be placed."""
+
+    def __init__(
+        self, episode: Episode, number: int, cluster: Cluster, flags: PPOModularFlags, requests: Requests
+    ) -> None:
+        vidur_flags = episode.at_scale(number).vidur_flags(episode.seeds[number], episode.num_requests)
+        # Exact where the twin covers the cluster, as in the twin itself.
+        self.simulation = SteppedVidur(vidur_flags, flags, has_exact_credit=cluster.twin is not None)
+        self._visibility = Visibility(report_delay_s=episode.report_delay_s, drains=episode.drains(requests))
+        self._observer = Observer(flags, cluster.delay_model)
+        self._look()
+
+    def _look(self) -> None:
+        if self.simulation.next_request() is None:
+            raise RuntimeError("the simulation is over: there is no request left to place")
+        info, truth = self.simulation.request_info(), self.simulation.snapshot()
+        self.in_flight = truth.outstanding_requests.copy()
+        self.load = truth.token_load.copy()
+        seen = self._visibility.view(truth)
+        observation, self._prior_logits = self._observer(seen, info)
+        self.replicas, self.request = observation.replicas, observation.request
+        self.oldest_wait_s = float(seen.oldest_wait_s.max())
+        self._prompt_tokens = info.prompt_tokens
+
+    def play(
+        self,
+        actor: NumpyActor,
+        exploration: tuple[float, float],
+        uniforms: FloatArray,
+        forced: IntArray,
+        with_credit: bool,
+    ) -> tuple[NDArray[np.generic], ...]:
+        """Decisions one after the other: the arrays of `Played` for this cluster."""
+        rows = []
+        for numbers, action in zip(uniforms.tolist(), forced.tolist(), strict=True):
+            logits = actor.logits(self.replicas, self.request, self._prior_logits)
+            replica = action if action >= 0 else int(chosen(logits, *exploration, *numbers))
+            if replica < 0:
+                raise FloatingPointError(f"the policy's logits are not finite: {logits.tolist()}")
+            credit = self.simulation.placement_rewards() if with_credit else np.zeros(len(logits))
+            waited_s, total = self.oldest_wait_s, self.in_flight.sum()
+            rows.append((self.replicas, self.request, self._prior_logits, logits, replica, credit, waited_s, total))
+            self.simulation.place(replica)
+            self._visibility.on_dispatch(replica, self._prompt_tokens)
+            self._look()
+        return tuple(np.stack(column) for column in zip(*rows, strict=True))
+
+
+def play_in_vidur(
+    scenario: Scenario, seed: int, num_requests: int, flags: PPOModularFlags, decide: Decide
+) -> Completions:
+    """As `twin.play.play`, in Vidur."""
+    simulation = SteppedVidur(scenario.vidur_flags(seed, num_requests), flags)
+    while simulation.next_request() is not None:
+        info = simulation.request_info()
+        simulation.place(decide(simulation.snapshot(), info))
+    return in_order(completions_of(simulation.take_completions()))

@@ -1,0 +1,193 @@
+"""Many decisions of a policy in one compiled pass: observe, credit, forward pass, choice, placement, again and again.
+
+Clusters do not meet, so each makes all its decisions before the next one begins. The pass can be called again where it
+had to stop: `made` counts decisions, and everything that can fail comes before anything that changes.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from vidur_ppo_plugin.policy.forward_kernel import forward
+from vidur_ppo_plugin.routing.prior_kernel import prior_logits
+from vidur_ppo_plugin.routing.snapshot import ROW
+
+from .compiling import entry, helper
+from .layout import DONE, FREE, NO_SLOT, PREFILL_TOKENS, Float32Array, FloatArray, IntArray
+from .vector_kernels import act_in_cluster, increase_in_cluster, observe_cluster
+from .viewing import NUM_ROWS, mask_drained
+
+#: Beside the outcomes of `layout`: the policy gave a logit that is no number.
+NOT_FINITE = 100
+#: Logit of a replica that must not be chosen: finite, so that arithmetic stays finite; nothing comes near it.
+MASKED = np.float32(-1e9)
+OLDEST, OUTSTANDING = ROW["oldest_wait_s"], ROW["outstanding_requests"]
+
+
+class Choice(NamedTuple):
+    """How replicas are chosen. Temperature 0: the largest logit. The arrays are [clusters, decisions(, 2)]."""
+
+    temperature: float
+    epsilon: float
+    #: Two random numbers in [0, 1) for each decision: whether to explore, and which replica.
+    uniforms: FloatArray
+    #: The replica, whatever the policy says; -1 to let it decide.
+    forced: IntArray
+
+
+class Credit(NamedTuple):
+    """What `rewards` are: minus the marginal delay; not computed if `is_wanted` is 0."""
+
+    is_wanted: int
+    latency_power: float
+    backlog_weight: float
+    #: What a prompt token costs on each replica.
+    token_s: FloatArray
+
+
+class Played(NamedTuple):
+    """Decisions as they were made: [clusters, decisions, ...]."""
+
+    replicas: Float32Array
+    request: Float32Array
+    prior_logits: Float32Array
+    logits: Float32Array
+    #: -1 where a cluster has no request left.
+    actions: IntArray
+    #: Of every replica.
+    rewards: FloatArray
+    #: The longest wait of a request in a queue that the router sees.
+    oldest_wait_s: FloatArray
+    #: Requests in flight when the decision is made, the new one left out.
+    in_flight: FloatArray
+
+
+@entry
+def play_all(
+    rules: Any,
+    times: Any,
+    state: Any,
+    workload: Any,
+    sight: Any,
+    scratch: Any,
+    prior: Any,
+    weights: Any,
+    choice: Any,
+    credit: Any,
+    made: Any,
+    played: Any,
+) -> Any:
+    """As many decisions of every cluster as `played` has room for; then bring it to the next request."""
+    steps = played.actions.shape[1]
+    for c in range(len(made)):
+        while made[c] < steps and workload.position[c] < workload.num_requests[c]:
+            outcome = _decide(
+                rules, times, state, workload, sight, scratch, prior, weights, choice, credit, c, made[c], played
+            )
+            if outcome != DONE:
+                return outcome
+            made[c] += 1
+        outcome = observe_cluster(rules, times, state, workload, sight, c)
+        if outcome != DONE:
+            return outcome
+    return DONE
+
+
+@helper
+def _decide(
+    rules: Any,
+    times: Any,
+    state: Any,
+    workload: Any,
+    sight: Any,
+    scratch: Any,
+    prior: Any,
+    weights: Any,
+    choice: Any,
+    credit: Any,
+    c: int,
+    t: int,
+    played: Any,
+) -> Any:
+    """Decision `t` of cluster `c`."""
+    outcome = observe_cluster(rules, times, state, workload, sight, c)
+    if outcome != DONE:
+        return outcome
+    num_replicas = len(sight.speed_factors)
+    for row in range(c * num_replicas, (c + 1) * num_replicas):
+        if state.cells[row, FREE] < 0:
+            return NO_SLOT
+    if credit.is_wanted:
+        outcome = _credit(rules, times, state, workload, scratch, c, credit, played.rewards[c, t])
+        if outcome != DONE:
+            return outcome
+    shown = sight.shown[c] if sight.visible.delay_s > 0.0 else sight.truth[c]
+    k, logits = workload.position[c], played.prior_logits[c, t]
+    prior_logits(shown[:NUM_ROWS], sight.expected_shown[c], rules.block_size, workload.prompts[c, k], prior, logits)
+    mask_drained(sight.visible, c, workload.arrived_s[c, k], MASKED, logits)
+    played.replicas[c, t] = sight.replicas[c]
+    played.request[c, t] = sight.requests[c]
+    played.oldest_wait_s[c, t] = shown[OLDEST].max()
+    played.in_flight[c, t] = sight.truth[c, OUTSTANDING].sum()
+    w1, w2, w_own, w_pooled, w3, vectors = weights
+    logits = forward(sight.replicas[c], sight.requests[c], logits, w1, w2, w_own, w_pooled, w3, vectors)
+    played.logits[c, t] = logits
+    action = choice.forced[c, t]
+    if action < 0:
+        first, second = choice.uniforms[c, t, 0], choice.uniforms[c, t, 1]
+        action = chosen(logits, choice.temperature, choice.epsilon, first, second)
+        if action < 0:
+            return NOT_FINITE
+    played.actions[c, t] = action
+    return act_in_cluster(rules, state, workload, sight, c, action)
+
+
+@helper
+def _credit(rules: Any, times: Any, state: Any, workload: Any, scratch: Any, c: int, credit: Any, rewards: Any) -> Any:
+    """The reward of every replica: minus what the request adds to everybody's latency there."""
+    outcome = increase_in_cluster(rules, times, state, workload, scratch, c, credit.latency_power, math.inf, rewards)
+    if outcome != DONE:
+        return outcome
+    num_replicas, prompt = len(rewards), workload.prompts[c, workload.position[c]]
+    for replica in range(num_replicas):
+        token_s = credit.token_s[replica]
+        added_s = prompt * token_s
+        backlog_s = state.cells[c * num_replicas + replica, PREFILL_TOKENS] * token_s
+        growth = added_s * (2.0 * backlog_s + added_s)
+        rewards[replica] = -(rewards[replica] + credit.backlog_weight * growth)
+    return DONE
+
+
+@helper
+def chosen(logits: Any, temperature: float, epsilon: float, first: float, second: float) -> Any:
+    """A replica by two uniform numbers: from softmax(logits / temperature), or from all alike with chance epsilon.
+
+    With temperature 0 the largest logit, of several equal ones each with the same chance. -1 if a logit is no number.
+    """
+    size, highest = len(logits), logits[0]
+    for replica in range(size):
+        if not math.isfinite(logits[replica]):
+            return -1
+        highest = max(highest, logits[replica])
+    if epsilon > 0.0 and first < epsilon:
+        return int(second * size)
+    if temperature == 0.0:
+        number = 0
+        for replica in range(size):
+            number += logits[replica] == highest
+        number = min(int(second * number), number - 1)
+        for replica in range(size):
+            if logits[replica] == highest:
+                if number == 0:
+                    return replica
+                number -= 1
+    total = 0.0
+    for replica in range(size):
+        total += math.exp((float(logits[replica]) - float(highest)) / temperature)
+    threshold, total = second * total, 0.0
+    for replica in range(size):
+        total += math.exp((float(logits[replica]) - float(highest)) / temperature)
+        if total > threshold:
+            return replica
+    return size - 1
