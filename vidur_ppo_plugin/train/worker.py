@@ -93,12 +93,18 @@ class GradientJob:
 Job = CollectJob | EvaluateJob | GradientJob
 
 
+def _use_one_thread() -> None:
+    """For linear algebra: its last bits depend on the number of threads, and workers want one core each."""
+    import scipy.linalg.cython_blas  # noqa: F401  # what compiled code multiplies with: only what is loaded is limited
+
+    threadpool_limits(1)
+
+
 class Worker:
     """Does jobs; keeps the slots that it ran last, so that it need not repeat their episodes."""
 
     def __init__(self, config: TrainConfig, clusters: dict[str, Cluster]) -> None:
-        # The last bits of products depend on the number of threads, and several workers want one core each.
-        self._one_thread = threadpool_limits(1)
+        _use_one_thread()
         self._config = config
         self._flags = config.flags
         self._clusters = clusters
