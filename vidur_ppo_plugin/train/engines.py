@@ -58,7 +58,7 @@ class LocalEngine:
         self._workers = [_LocalWorker(*self._setup) for _ in range(workers)]
         #: Workers that had to be replaced so far.
         self.num_replaced = 0
-        #: Processor seconds of the workers so far, of each run those of the slowest: what workers with a core each take.
+        #: Processor seconds of the slowest worker of each run, summed: what workers with a core each would take.
         self.critical_s = 0.0
 
     @property

@@ -1,5 +1,6 @@
 """What runs in a worker: rollouts of streams, and evaluations. It knows neither how it was started nor who asks."""
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -95,8 +96,9 @@ Job = CollectJob | EvaluateJob | GradientJob
 
 def _use_one_thread() -> None:
     """For linear algebra: its last bits depend on the number of threads, and workers want one core each."""
-    import scipy.linalg.cython_blas  # noqa: F401  # what compiled code multiplies with: only what is loaded is limited
-
+    importlib.import_module(
+        "scipy.linalg.cython_blas"
+    )  # compiled code multiplies with it; only what is there is limited
     threadpool_limits(1)
 
 
