@@ -1,10 +1,16 @@
 """What a configuration can ask for beside the usual: each option does what it says, in whole training runs."""
 
+import contextlib
 import csv
+import fcntl
 import json
 import os
+import pty
+import re
+import struct
 import subprocess
 import sys
+import termios
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +73,24 @@ def test_metrics_go_to_wandb_and_tensorboard_too(tmp_path: Path) -> None:
     events = accumulators.EventAccumulator(str(out / "tensorboard"))
     events.Reload()
     assert [event.value for event in events.Scalars("ppo/entropy")] == pytest.approx(recorded, rel=1e-6)
+
+
+def test_the_terminal_shows_speed_remaining_time_and_the_best_evaluation(tmp_path: Path) -> None:
+    path, out = tmp_path / "config.yaml", tmp_path / "out"
+    evaluation = {**SMALL["evaluation"], "every_decisions": 128}
+    path.write_text(yaml.safe_dump({**SMALL, "mixture": MIXED, "decisions": 1024, "evaluation": evaluation}))
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 200, 0, 0))
+    arguments = [sys.executable, "-m", "vidur_ppo_plugin.cli", "train", str(path), "--out", str(out), "--workers", "1"]
+    process = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the other end is closed
+        while part := os.read(ours, 65536):
+            shown += part
+    os.close(ours)
+    assert process.wait(60) == 0, shown.decode()
+    assert re.search(rb"[0-9,]+/1,024 decisions.*ETA [0-9:]+.*/s.*best [-+][0-9.]+%", shown), shown.decode()
 
 
 def test_a_curriculum_raises_the_load_and_survives_resuming(tmp_path: Path) -> None:
