@@ -132,6 +132,7 @@ setup(
         "torch>=2.2",
         "numpy>=1.26",
         "numba>=0.60",
+        "scipy>=1.11",
         "threadpoolctl>=3.1",
         "gymnasium>=1.0",
         "pandas>=2.0",

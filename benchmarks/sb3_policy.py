@@ -81,11 +81,6 @@ class RolloutTimes(BaseCallback):
         return True
 
 
-def times_of() -> RolloutTimes:
-    """A callback that takes the times."""
-    return RolloutTimes()
-
-
 def build_model(config: TrainConfig) -> PPO:
     """PPO with the network, environments, batch and learning parameters of a training configuration."""
     torch.set_num_threads(1)

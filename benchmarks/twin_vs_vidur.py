@@ -7,7 +7,8 @@ largest difference of a completion or first token over all requests; `speedup` i
 second (Vidur's event loop alone against the twin with everything). Then the twin serves `--stream` requests to show
 that its memory stays flat. `first_call_s` is the first run in this process; with `--cold`, without compiled code on
 disk. `marginal_delay_*`: 4 replicas with 20 requests in flight each; the event machine's answer is the exact one.
-`rollout_*`: 64 clusters of the chat scenario through the default policy, by one process and by two at once.
+`rollout_*`: 64 clusters of the chat scenario through the default policy, by one process and by two at once: in step,
+with a batched forward pass in torch; `rollout_compiled_*`: in one compiled pass, as training does it.
 """
 
 import argparse
@@ -177,12 +178,37 @@ def rollout(cluster: Any) -> float:
     return max(rates)
 
 
+def compiled_rollout(cluster: Any) -> float:
+    """The same in one compiled pass."""
+    from vidur_ppo_plugin.policy.compiled_actor import CompiledActor
+    from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
+    from vidur_ppo_plugin.routing.delay_model import DelayModel
+    from vidur_ppo_plugin.routing.features import FeatureTable
+    from vidur_ppo_plugin.routing.prior import Prior
+    from vidur_ppo_plugin.twin.acting import ActingTwin
+
+    table = FeatureTable()
+    shape = {name: getattr(table, name) for name in ("num_replica_features", "num_request_features")}
+    actor = CompiledActor.from_network(ActorCritic(NetworkShape(**shape)))
+    model = DelayModel.from_roofline(cluster.roofline, cluster.max_batch_tokens)
+    requests = [chat_requests(ROLLOUT_REQUESTS, seed) for seed in range(NUM_CLUSTERS)]
+    twin = ActingTwin(cluster, requests, prior=Prior("least_tokens", weight=1.0, delay_model=model))
+    rng, rates = np.random.default_rng(0), []
+    for _ in range(3):
+        twin.reset(requests)
+        start_s = time.perf_counter()
+        twin.play(actor, ROLLOUT_REQUESTS, temperature=1.0, uniforms=rng.random((NUM_CLUSTERS, ROLLOUT_REQUESTS, 2)))
+        rates.append(NUM_CLUSTERS * ROLLOUT_REQUESTS / (time.perf_counter() - start_s))
+    return max(rates)
+
+
 def rollouts(cluster: Any) -> dict[str, float]:
     """By one process, and by two at once."""
     figures = {}
-    for num_processes, name in ((1, "rollout_decisions_per_s"), (2, "rollout_two_processes_decisions_per_s")):
-        with ProcessPoolExecutor(num_processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-            figures[name] = sum(pool.map(rollout, [cluster] * num_processes))
+    for kind, prefix in ((rollout, "rollout"), (compiled_rollout, "rollout_compiled")):
+        for num_processes, name in ((1, "decisions_per_s"), (2, "two_processes_decisions_per_s")):
+            with ProcessPoolExecutor(num_processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+                figures[f"{prefix}_{name}"] = sum(pool.map(kind, [cluster] * num_processes))
     return figures
 
 

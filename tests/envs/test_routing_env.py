@@ -233,10 +233,19 @@ def test_load_stays_what_it_is_with_other_replicas() -> None:
     assert make(load=0.45).scenario.qps == pytest.approx(0.5 * base)
     half = make(scenario=scenario("speeds"), num_replicas=8)
     assert half.scenario.qps == pytest.approx(2 * base)
-    speeds = make(replica_speeds=[1.0, 0.5]).scenario.flags[
-        "roofline_execution_time_predictor_config_replica_speed_factors"
-    ]
-    assert list(speeds) == [1.0, 0.5]  # a pattern, repeated
+
+
+@pytest.mark.parametrize("backend", ["twin", "vidur"])
+def test_speeds_are_a_pattern_that_is_repeated_over_the_replicas(backend: str) -> None:
+    """One request in an empty cluster: slow replicas take twice as long for it, wherever they stand."""
+    took_s = []
+    for replica in range(4):
+        env = make(num_requests=1, replica_speeds=[1.0, 0.5], backend=backend)
+        env.reset(seed=3)
+        *_, info = env.step(replica)
+        (latency_s,) = info["latencies_s"]
+        took_s.append(latency_s)
+    assert took_s == pytest.approx([took_s[0], 2.0 * took_s[0], took_s[0], 2.0 * took_s[0]])
 
 
 # --- Errors ---

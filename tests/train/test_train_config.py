@@ -86,6 +86,12 @@ def test_shipped_files_are_right(path: Path) -> None:
     assert load_config(path).decisions_per_update >= 1
 
 
+def test_exponents_need_no_point(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(SMALL).replace("rollout_len: 32", "rollout_len: 32\n  lr: 1e-3"))
+    assert load_config(path).flags.lr == 0.001
+
+
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be read"):
         load_config(tmp_path / "none.yaml")

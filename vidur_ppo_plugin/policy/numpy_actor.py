@@ -40,6 +40,15 @@ class _Norm:
         return scaled * self.gain + self.bias
 
 
+def actor_weights(network: "ActorCritic") -> dict[str, Float32Array]:
+    """A copy of the parameters that decide, by their names."""
+    return {
+        name: parameter.detach().numpy().astype(np.float32, copy=True)
+        for name, parameter in network.named_parameters()
+        if name.startswith(("projection", "actor"))
+    }
+
+
 class NumpyActor:
     """The actor's forward pass for one decision."""
 
@@ -66,12 +75,7 @@ class NumpyActor:
     @classmethod
     def from_network(cls, network: "ActorCritic") -> "NumpyActor":
         """A copy of the actor's present weights."""
-        weights = {
-            name: parameter.detach().numpy().astype(np.float32, copy=True)
-            for name, parameter in network.named_parameters()
-            if name.startswith(("projection", "actor"))
-        }
-        return cls(weights, network.shape.to_dict())
+        return cls(actor_weights(network), network.shape.to_dict())
 
     def logits(self, replicas: Float32Array, request: Float32Array, prior_logits: Float32Array) -> Float32Array:
         """One logit a replica: the prior plus the learned residual."""

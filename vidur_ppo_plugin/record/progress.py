@@ -36,7 +36,7 @@ class Progress:
     def update(
         self,
         decisions: int,
-        simulated_s: float,
+        simulated_s: float | None,
         latency_s: float | None = None,
         entropy: float | None = None,
         note: str = "",
@@ -73,7 +73,12 @@ class Progress:
 
 
 def parts_of(
-    decisions: int, total: int | None, simulated_s: float, latency_s: float | None, entropy: float | None, speed: float
+    decisions: int,
+    total: int | None,
+    simulated_s: float | None,
+    latency_s: float | None,
+    entropy: float | None,
+    speed: float,
 ) -> list[str]:
     """What the line says, the most wanted first; what is unknown is left out."""
     parts = [f"{decisions:,}/{total:,} decisions" if total else f"{decisions:,} decisions"]
@@ -81,7 +86,8 @@ def parts_of(
         parts.append(f"ETA {_clock_time(max(0, total - decisions) / speed)}")
     if speed > 0:
         parts.append(f"{speed:,.0f}/s")
-    parts.append(f"sim {simulated_s:,.0f} s")
+    if simulated_s is not None:
+        parts.append(f"sim {simulated_s:,.0f} s")
     if latency_s is not None:
         parts.append(f"latency {latency_s:.2f} s")
     if entropy is not None:

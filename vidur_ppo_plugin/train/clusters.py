@@ -37,7 +37,10 @@ def build_clusters(names: Sequence[str], *, backend: str = "twin") -> dict[str, 
     _autoload.install()
     clusters = {}
     for name in dict.fromkeys(names):
-        config = simulation_config(changed(find_scenario(name)).vidur_flags(0, num_requests=2))
+        try:
+            config = simulation_config(changed(find_scenario(name)).vidur_flags(0, num_requests=2))
+        except ValueError as error:
+            raise ConfigError(f"scenario {name!r}: {error}") from error
         try:
             twin = twin_config(config)
         except ValueError as error:

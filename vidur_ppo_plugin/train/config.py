@@ -271,7 +271,9 @@ def _check_look_ahead(config: TrainConfig) -> None:
     mode = flags.reward_mode
     require(mode == "marginal_delay", "policy.reward_mode", "marginal_delay with look_ahead, which replaces it", mode)
     require(flags.gamma == 0.0, "policy.gamma", "0 with look_ahead, which sees what comes later itself", flags.gamma)
-    require(flags.expected_gradient, "policy.expected_gradient", "true with look_ahead, which knows every action", False)
+    require(
+        flags.expected_gradient, "policy.expected_gradient", "true with look_ahead, which knows every action", False
+    )
     penalty = config.limit_penalty
     require(not penalty, "limit_penalty", "0 with look_ahead, in which waiting has its price already", penalty)
     fits = flags.rollout_len % ahead.every == 0

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from vidur_ppo_plugin.learn.parameters import Coefficients
 from vidur_ppo_plugin.learn.ppo import PPO, NonFiniteUpdate
-from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
+from vidur_ppo_plugin.policy.network import ActorCritic
+from vidur_ppo_plugin.policy.numpy_actor import actor_weights
 
 from .engines import Engine
 from .observing import Weights
@@ -87,13 +88,13 @@ class SpreadDecisions:
 
 def weights_of(ppo: PPO) -> Weights:
     """The actor as it is now."""
-    actor = NumpyActor.from_network(ppo.network)
-    return actor.weights, actor.shape
+    return _weights(ppo.network)
 
 
 def reference_of(ppo: PPO) -> Weights | None:
     """What `kl_ref_coef` pulls to; None for the prior."""
-    if ppo.reference is None:
-        return None
-    actor = NumpyActor.from_network(ppo.reference)
-    return actor.weights, actor.shape
+    return None if ppo.reference is None else _weights(ppo.reference)
+
+
+def _weights(network: ActorCritic) -> Weights:
+    return actor_weights(network), network.shape.to_dict()

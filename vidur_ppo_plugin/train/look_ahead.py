@@ -9,8 +9,8 @@ from vidur_ppo_plugin.flag import flag
 from vidur_ppo_plugin.routing.snapshot import FloatArray
 from vidur_ppo_plugin.twin.look_ahead import Prospects
 
-# Most that a replica's reward may differ from the mean of all, in mean latencies. Single futures in which everything goes
-# wrong would otherwise outweigh thousands of usual ones.
+# Most that a replica's reward may differ from the mean of all, in mean latencies. Single futures in which everything
+# goes wrong would otherwise outweigh thousands of usual ones.
 _MOST = 10.0
 
 

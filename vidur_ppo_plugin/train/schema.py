@@ -1,6 +1,7 @@
 """Reads the mappings of a YAML file into dataclasses made of `flag` fields; every error names the key."""
 
 import dataclasses
+import re
 import types
 import typing
 from collections.abc import Iterable
@@ -10,6 +11,7 @@ from vidur_ppo_plugin._autoload import suggestion
 from vidur_ppo_plugin.flag import range_problem
 
 T = TypeVar("T")
+_EXPONENT = re.compile(r"[-+]?\d+[eE][-+]?\d+")
 
 
 class ConfigError(ValueError):
@@ -74,6 +76,8 @@ def _scalar(value: Any, hint: Any, metadata: Any, where: str) -> Any:
     names = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
     if hint is float and type(value) is int:
         value = float(value)
+    if hint is float and type(value) is str and _EXPONENT.fullmatch(value):
+        value = float(value)  # YAML takes 1e-3, which has no point, for a text
     require(type(value) is hint, where, names[hint], value)
     problem = range_problem(value, metadata) if metadata else None
     require(problem is None, where, str(problem), value)

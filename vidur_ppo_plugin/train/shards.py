@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from vidur_ppo_plugin.config import PPOModularFlags
 from vidur_ppo_plugin.learn.advantages import all_action_advantages, every_action_advantages, reward_of_best
@@ -141,6 +142,7 @@ class ShardLearner:
         torch.set_num_threads(1)
         self._flags = flags
         self._network = ActorCritic(NetworkShape(**shape))  # type: ignore[arg-type]
+        self._parameters = dict(self._network.named_parameters())
         self._loss = Loss(self._network, replace(ppo_parameters(flags), enable_critic=False))
 
     def shard(self, rollouts: Sequence[Rollout], weights: Weights, reference: Weights | None) -> Shard:
@@ -148,24 +150,22 @@ class ShardLearner:
         other = None
         if reference is not None:
             other = ActorCritic(self._network.shape)
-            _load(other, reference)
-        _load(self._network, weights)
+            _load(dict(other.named_parameters()), reference)
+        _load(self._parameters, weights)
         return Shard(self._flags, rollouts, self._network, other)
 
     def gradient(
         self, shard: Shard, rows: IntArray, scaling: Scaling, coefficients: Coefficients, share: float, weights: Weights
     ) -> PartGradient:
         """Of the loss on some decisions of a shard, times their share of the minibatch."""
-        _load(self._network, weights)
+        _load(self._parameters, weights)
         loss, metrics = self._loss.of_policy(shard.batch(scaling), torch.tensor(rows), coefficients)
         self._network.zero_grad()
         (loss * share).backward()  # type: ignore[no-untyped-call]
-        parameters = dict(self._network.named_parameters())
-        return {name: parameters[name].grad.numpy() for name in weights[0]}, metrics  # type: ignore[union-attr]
+        return {name: self._parameters[name].grad.numpy() for name in weights[0]}, metrics  # type: ignore[union-attr]
 
 
-def _load(network: ActorCritic, weights: Weights) -> None:
-    parameters = dict(network.named_parameters())
+def _load(parameters: dict[str, Parameter], weights: Weights) -> None:
     with torch.no_grad():
         for name, values in weights[0].items():
             parameters[name].copy_(torch.from_numpy(values))

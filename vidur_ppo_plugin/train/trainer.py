@@ -285,7 +285,7 @@ class Trainer:
         best = self.state.best
         note = "" if best is None else f"best {best.score:+.1%} after {best.decisions:,}"
         self._progress.update(
-            self.state.agent.num_decisions, 0.0, row.get("latency_mean"), row.get("entropy"), note=note
+            self.state.agent.num_decisions, None, row.get("latency_mean"), row.get("entropy"), note=note
         )
 
 

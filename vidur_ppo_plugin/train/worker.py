@@ -1,6 +1,7 @@
 """What runs in a worker: rollouts of streams, and evaluations. It knows neither how it was started nor who asks."""
 
 import dataclasses
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -96,12 +97,19 @@ class GradientJob:
 Job = CollectJob | EvaluateJob | GradientJob
 
 
+def _use_one_thread() -> None:
+    """For linear algebra: its last bits depend on the number of threads, and workers want one core each."""
+    importlib.import_module(
+        "scipy.linalg.cython_blas"
+    )  # compiled code multiplies with it; only what is there is limited
+    threadpool_limits(1)
+
+
 class Worker:
     """Does jobs; keeps the slots that it ran last, so that it need not repeat their episodes."""
 
     def __init__(self, config: TrainConfig, clusters: dict[str, Cluster]) -> None:
-        # The last bits of products depend on the number of threads, and several workers want one core each.
-        self._one_thread = threadpool_limits(1)
+        _use_one_thread()
         self._config = config
         self._flags = config.flags
         self._clusters = clusters

@@ -1,9 +1,9 @@
 """What each placement leads to, those who come later included: every choice is tried out with the same future.
 
-For the next request of each cluster, copies of the cluster place it on one replica each; then the policy goes on with the
-requests that come next, the same ones in every copy, and in the end everybody is served to the last token. What the
-copies differ in is what the placement did: to the request itself, to those in flight, and to those who came later, under
-the policy as it is. (Schulman et al. 2015, "Trust Region Policy Optimization", section 5.2, call this the vine.)
+For the next request of each cluster, copies of the cluster place it on one replica each; then the policy goes on with
+the requests that come next, the same ones in every copy, and in the end everybody is served to the last token. What the
+copies differ in is what the placement did: to the request itself, to those in flight, and to those who came later,
+under the policy as it is. (Schulman et al. 2015, "Trust Region Policy Optimization", section 5.2, call this the vine.)
 """
 
 from dataclasses import dataclass

@@ -52,9 +52,9 @@ class VectorTwin(Machine):
     ) -> None:
         """`requests`: those of each cluster. `features`: what is observed; its moving averages are not used.
 
-        `tail_preferences`: what each cluster's operator asks for; that of `features` if None. `report_delay_s`: how old the reports
-        are that features are made of; `drains`: who takes no requests when, for each cluster. `token_load`, `snapshot`
-        and `act` do not care: they are about the truth.
+        `tail_preferences`: what each cluster's operator asks for; that of `features` if None. `report_delay_s`: how old
+        the reports are that features are made of; `drains`: who takes no requests when, for each cluster. `token_load`,
+        `snapshot` and `act` do not care: they are about the truth.
         """
         super().__init__(config, len(requests))
         self._table = features or FeatureTable()
