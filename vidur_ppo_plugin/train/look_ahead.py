@@ -56,4 +56,5 @@ def rewards(prospects: Sequence[Prospects], weights: FloatArray) -> FloatArray:
     relative = weights / means
     costs = np.stack([np.einsum("crk,ck->cr", one.sums, relative) for one in prospects], axis=1)
     centre = costs.mean(axis=2, keepdims=True)
-    return -(centre + np.clip(costs - centre, -_MOST, _MOST))
+    every: FloatArray = -(centre + np.clip(costs - centre, -_MOST, _MOST))
+    return every

@@ -51,6 +51,6 @@ def look_ahead(twin: ActingTwin, actor: CompiledActor, num_later: int, rng: np.r
     first_token_s = served.first_token_at_s - served.arrived_at_s
     columns = (latency_s, latency_s**2, first_token_s, first_token_s**2)
     num_copies = size * num_replicas
-    sums = np.stack([np.bincount(copies, column, num_copies) for column in columns], axis=-1)
+    sums: FloatArray = np.stack([np.bincount(copies, column, num_copies) for column in columns], axis=-1)
     counts = np.bincount(copies, minlength=num_copies).reshape(size, num_replicas)
     return Prospects(sums.reshape(size, num_replicas, len(COSTS)), counts[:, 0].astype(np.float64))
