@@ -55,6 +55,26 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"policy": {"reward_mode": "queue_delay", "gamma": 0.9}},
         "enable_critic must be true unless .* reward_mode is marginal_delay, got False",
     ),
+    "weights": (
+        {"look_ahead": {"latency": [1.0]}},
+        "look_ahead.latency must be two weights, at tail preference 0 and at 1, got .1.0.",
+    ),
+    "no weight": (
+        {"look_ahead": {"latency": [0.0, 1.0], "first_token": [0.0, 1.0]}},
+        "look_ahead must be weights of which at least one is above 0 at each end",
+    ),
+    "look ahead in Vidur": (
+        {"look_ahead": {"requests_per_replica": 4}, "backend": "vidur"},
+        "backend must be twin with look_ahead: Vidur cannot be copied, got 'vidur'",
+    ),
+    "look ahead with a discount": (
+        {"look_ahead": {"requests_per_replica": 4}, "policy": {"gamma": 0.9}, "enable_critic": True},
+        "policy.gamma must be 0 with look_ahead",
+    ),
+    "look ahead every": (
+        {"look_ahead": {"requests_per_replica": 4, "every": 5}},
+        r"look_ahead.every must be a divisor of policy.rollout_len \(32\), got 5",
+    ),
     "penalty": ({"limit_penalty": 1.0}, "limit_penalty must be 0 without latency_limit_s, got 1.0"),
     "curriculum": ({"curriculum": "load=0.5;load=1"}, "stage 1 .* never ends"),
     "curriculum load": ({"curriculum": "load=0.5,decisions=9;load=2.0"}, "curriculum must be of loads of at most 1"),
