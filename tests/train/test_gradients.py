@@ -13,7 +13,7 @@ from vidur_ppo_plugin.train.engines import InProcessEngine
 from vidur_ppo_plugin.train.gradients import SpreadDecisions
 from vidur_ppo_plugin.train.slots import rollouts_of
 from vidur_ppo_plugin.train.trainer import Trainer
-from vidur_ppo_plugin.train.worker import GradientJob, Worker
+from vidur_ppo_plugin.train.worker import GradientJob, Worker, recipe_of
 
 MIXTURE = [{"scenario": "heterogeneous", "num_replicas": [2, 4], "speeds": [[1.0, 0.5]]}]
 
@@ -104,7 +104,8 @@ def test_a_worker_that_has_lost_its_decisions_collects_them_again(tmp_path: Path
     coefficients = trainer.state.agent._coefficients()
     rows = np.arange(20)
     for job in source.jobs:
-        asked = GradientJob(job, source.weights, rows, source._scaling, coefficients, 1.0)
+        recipe = recipe_of(job, source.weights)
+        asked = GradientJob(job.key, recipe, rows, source._scaling, coefficients, 1.0)
         engine: Any = source.engine
         known = engine.run([asked], source.weights)[0]
         anew = Worker(trainer._config, clusters_of(trainer._config)).run(asked, source.weights)

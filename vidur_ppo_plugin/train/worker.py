@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from vidur_ppo_plugin.envs.settings import changed, find_scenario
+from vidur_ppo_plugin.envs.settings import changed
 from vidur_ppo_plugin.learn.parameters import Coefficients
 from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
 from vidur_ppo_plugin.routing.routers import build_router
@@ -19,7 +20,7 @@ from vidur_ppo_plugin.twin.layout import IntArray
 from vidur_ppo_plugin.twin.play import play
 
 from .clusters import Cluster
-from .config import TrainConfig
+from .config import TrainConfig, scenario_of
 from .episodes import Episode
 from .observing import GreedyPolicy, Weights, build_actor
 from .slots import Experience, Exploration, Served, Slot, rollouts_of
@@ -85,8 +86,9 @@ class GradientJob:
     A worker that does not have them any more, or never had, collects them again.
     """
 
-    collected: CollectJob
-    weights_then: Weights
+    #: `CollectJob.key` of what it is about, and `recipe_of` it.
+    key: tuple[int, ...]
+    recipe: bytes
     rows: IntArray
     scaling: "Scaling"
     coefficients: Coefficients
@@ -95,6 +97,11 @@ class GradientJob:
 
 
 Job = CollectJob | EvaluateJob | GradientJob
+
+
+def recipe_of(job: CollectJob, weights: Weights) -> bytes:
+    """What it takes to collect the same decisions again; packed, since it goes along with every minibatch."""
+    return pickle.dumps((job, weights), protocol=pickle.HIGHEST_PROTOCOL)
 
 
 def _use_one_thread() -> None:
@@ -158,11 +165,11 @@ class Worker:
         return self._learner
 
     def _gradient(self, job: GradientJob, weights: Weights) -> "PartGradient | None":
-        if job.collected.key not in self._shards:
-            self._collect(job.collected, job.weights_then)
+        if job.key not in self._shards:
+            self._collect(*pickle.loads(job.recipe))
         if len(job.rows) == 0:
             return None
-        shard = self._shards[job.collected.key]
+        shard = self._shards[job.key]
         return self._shard_learner(weights).gradient(shard, job.rows, job.scaling, job.coefficients, job.share, weights)
 
     def _slot(self, task: SlotTask, actor: NumpyActor) -> Slot:
@@ -182,7 +189,7 @@ class Worker:
         return self._sized[key]
 
     def _evaluate(self, job: EvaluateJob, weights: Weights | None) -> dict[str, float]:
-        scenario, cluster = changed(find_scenario(job.scenario)), self._clusters[job.scenario]
+        scenario, cluster = changed(scenario_of(job.scenario)), self._clusters[job.scenario]
         requests = scenario.requests(job.seed, job.num_requests)
         if job.router == POLICY:
             assert weights is not None
