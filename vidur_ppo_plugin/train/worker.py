@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -83,12 +82,11 @@ class EvaluateJob:
 class GradientJob:
     """The gradient of the policy's loss on some of the decisions that a job collected; None without any.
 
-    A worker that does not have them any more, or never had, collects them again.
+    LOST from a worker that does not have them: it took the place of another, and the job has to be done again.
     """
 
-    #: `CollectJob.key` of what it is about, and `recipe_of` it.
+    #: `CollectJob.key` of what it is about.
     key: tuple[int, ...]
-    recipe: bytes
     rows: IntArray
     scaling: "Scaling"
     coefficients: Coefficients
@@ -97,11 +95,8 @@ class GradientJob:
 
 
 Job = CollectJob | EvaluateJob | GradientJob
-
-
-def recipe_of(job: CollectJob, weights: Weights) -> bytes:
-    """What it takes to collect the same decisions again; packed, since it goes along with every minibatch."""
-    return pickle.dumps((job, weights), protocol=pickle.HIGHEST_PROTOCOL)
+#: In place of a gradient.
+LOST = "lost"
 
 
 def _use_one_thread() -> None:
@@ -164,9 +159,9 @@ class Worker:
             self._learner = ShardLearner(self._flags, weights[1])
         return self._learner
 
-    def _gradient(self, job: GradientJob, weights: Weights) -> "PartGradient | None":
+    def _gradient(self, job: GradientJob, weights: Weights) -> "PartGradient | str | None":
         if job.key not in self._shards:
-            self._collect(*pickle.loads(job.recipe))
+            return LOST
         if len(job.rows) == 0:
             return None
         shard = self._shards[job.key]
