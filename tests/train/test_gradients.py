@@ -13,7 +13,7 @@ from vidur_ppo_plugin.train.engines import InProcessEngine
 from vidur_ppo_plugin.train.gradients import SpreadDecisions
 from vidur_ppo_plugin.train.slots import rollouts_of
 from vidur_ppo_plugin.train.trainer import Trainer
-from vidur_ppo_plugin.train.worker import GradientJob, Worker
+from vidur_ppo_plugin.train.worker import Worker
 
 MIXTURE = [{"scenario": "heterogeneous", "num_replicas": [2, 4], "speeds": [[1.0, 0.5]]}]
 
@@ -96,18 +96,24 @@ def _renumbered(chosen: torch.Tensor, source: SpreadDecisions, sizes: list[int])
     return mapping[chosen]
 
 
-def test_a_worker_that_has_lost_its_decisions_collects_them_again(tmp_path: Path) -> None:
+def test_decisions_that_a_worker_has_lost_are_collected_again(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, 2)
-    source = spread(trainer)
+    source, engine = spread(trainer), trainer._engine
+    assert isinstance(engine, InProcessEngine)
     source.prepare()
-    assert source._scaling is not None
-    coefficients = trainer.state.agent._coefficients()
-    rows = np.arange(20)
-    for job in source.jobs:
-        asked = GradientJob(job, source.weights, rows, source._scaling, coefficients, 1.0)
-        engine: Any = source.engine
-        known = engine.run([asked], source.weights)[0]
-        anew = Worker(trainer._config, clusters_of(trainer._config)).run(asked, source.weights)
-        assert known[1] == anew[1]
-        for name, gradient in known[0].items():
-            np.testing.assert_array_equal(gradient, anew[0][name])
+    chosen, coefficients = torch.arange(40), trainer.state.agent._coefficients()
+    network = trainer.state.agent.ppo.network
+    told, gradients = [], []
+    for _ in range(2):
+        told.append(source.gradient(chosen, (0, 1), coefficients))
+        gradients.append({name: p.grad.clone() for name, p in network.named_parameters() if p.grad is not None})
+        engine._worker = Worker(trainer._config, clusters_of(trainer._config))  # another one, who knows nothing
+    assert told[0] == told[1]
+    for name, gradient in gradients[0].items():
+        np.testing.assert_array_equal(gradient.numpy(), gradients[1][name].numpy())
+    # It then goes on where the other was.
+    went_on, never_lost = trainer.collect(), trainer_of(tmp_path, 2)
+    never_lost.collect()
+    never_lost.state.agent.num_decisions = trainer.state.agent.num_decisions
+    for ours, theirs in zip(went_on.actions, never_lost.collect().actions, strict=True):
+        np.testing.assert_array_equal(ours, theirs)

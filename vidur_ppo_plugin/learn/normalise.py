@@ -63,6 +63,9 @@ class RewardNormaliser:
 
     def observe(self, rewards: NDArray[np.float64], stream: int = 0) -> None:
         """Add the rewards of a stream's rollout, in order, to the statistics."""
+        if self._gamma == 0.0:  # a sum is the reward itself
+            self._moments.update(rewards)
+            return
         sums, discounted_sum = np.empty(len(rewards)), self._discounted_sums.get(stream, 0.0)
         for index, reward in enumerate(rewards):
             discounted_sum = self._gamma * discounted_sum + float(reward)

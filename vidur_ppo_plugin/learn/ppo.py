@@ -54,6 +54,7 @@ class PPO:
     def __init__(self, network: ActorCritic, parameters: PPOParameters, *, seed: int) -> None:
         self.network = network
         self.parameters = parameters
+        self._weights = list(network.parameters())  # to walk through the modules at every step takes long
         self.optimizer = _adam(network, parameters.lr)
         self._generator = torch.Generator().manual_seed(seed)
         self._preparation = Preparation(network, parameters)
@@ -120,7 +121,7 @@ class PPO:
     ) -> dict[str, float]:
         """One gradient step: the policy on randomly chosen decisions, the recurrent critic on stretches of time."""
         metrics = source.gradient(chosen, part, coefficients)
-        norm = torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.parameters.max_grad_norm)
+        norm = torch.nn.utils.clip_grad_norm_(self._weights, self.parameters.max_grad_norm)
         if not torch.isfinite(norm):
             names = [
                 n for n, p in self.network.named_parameters() if p.grad is not None and not p.grad.isfinite().all()

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vidur_ppo_plugin import _autoload
-from vidur_ppo_plugin.envs.settings import changed, find_scenario
+from vidur_ppo_plugin.envs.settings import changed
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.twin.config import TwinConfig
 
+from .config import scenario_of
 from .schema import ConfigError
 
 
@@ -38,7 +39,7 @@ def build_clusters(names: Sequence[str], *, backend: str = "twin") -> dict[str, 
     clusters = {}
     for name in dict.fromkeys(names):
         try:
-            config = simulation_config(changed(find_scenario(name)).vidur_flags(0, num_requests=2))
+            config = simulation_config(changed(scenario_of(name)).vidur_flags(0, num_requests=2))
         except ValueError as error:
             raise ConfigError(f"scenario {name!r}: {error}") from error
         try:

@@ -1,6 +1,7 @@
 """The configuration of `vidur-ppo train`: a YAML file, checked as a whole before anything starts."""
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -181,9 +182,15 @@ def parse_config(data: dict[str, Any]) -> TrainConfig:
     return config
 
 
+@functools.cache
+def scenario_of(name: str) -> Scenario:
+    """By its name or file, read once: a run has hundreds of episodes of each."""
+    return find_scenario(name)
+
+
 def part_scenarios(part: MixturePart) -> list[Scenario]:
     """Every cluster that a part may draw, at the load of its scenario."""
-    own = find_scenario(part.scenario)
+    own = scenario_of(part.scenario)
     sizes, patterns = part.num_replicas or (own.num_replicas,), part.speeds or (tuple(speeds_of(own)),)
     if part.num_replicas and not part.speeds and len(set(speeds_of(own))) == 1:
         patterns = (tuple(speeds_of(own)[:1]),)
@@ -193,12 +200,12 @@ def part_scenarios(part: MixturePart) -> list[Scenario]:
 def replica_counts(config: TrainConfig) -> list[int]:
     """Numbers of replicas that training and evaluation have to do with."""
     trained = {scenario.num_replicas for part in config.mixture for scenario in part_scenarios(part)}
-    return sorted(trained | {find_scenario(name).num_replicas for name in config.evaluated_scenarios})
+    return sorted(trained | {scenario_of(name).num_replicas for name in config.evaluated_scenarios})
 
 
 def _scenario(name: str, where: str) -> Scenario:
     try:
-        return changed(find_scenario(name))
+        return changed(scenario_of(name))
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
 

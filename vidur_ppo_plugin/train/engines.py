@@ -155,7 +155,7 @@ def _serve(line: Connection, config: TrainConfig, clusters: dict[str, Cluster]) 
     """The life of a worker process: until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the learner decides what it means
     worker = Worker(config, clusters)
-    began_s = time.process_time()
+    began_s = 0.0  # what it takes to start counts, too
     while True:
         try:
             job, weights = line.recv()

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vidur_ppo_plugin.envs.settings import changed, find_scenario, speeds_of
+from vidur_ppo_plugin.envs.settings import changed, speeds_of
 from vidur_ppo_plugin.routing.visibility import Drain
 from vidur_ppo_plugin.scenario import Scenario
 from vidur_ppo_plugin.workload.requests import Requests
 
-from .config import MixturePart, TrainConfig, part_scenarios
+from .config import MixturePart, TrainConfig, part_scenarios, scenario_of
 
 #: Requests of training are drawn with seeds from here on: comparison, tuning and capacity have lower ones.
 FIRST_TRAINING_SEED = 1_000_000
@@ -59,7 +59,7 @@ class Episode:
 
     def at_scale(self, cluster: int) -> Scenario:
         """The scenario with the replicas and the load of a cluster."""
-        own, size = find_scenario(self.scenario), len(self.speed_factors)
+        own, size = scenario_of(self.scenario), len(self.speed_factors)
         return changed(
             own.at(drained=()), load=self.loads[cluster], num_replicas=size, replica_speeds=self.speed_factors
         )

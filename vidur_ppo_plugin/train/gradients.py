@@ -15,7 +15,7 @@ from vidur_ppo_plugin.policy.numpy_actor import actor_weights
 from .engines import Engine
 from .observing import Weights
 from .shards import PartGradient, Scaling, ShardSums
-from .worker import CollectJob, GradientJob
+from .worker import LOST, CollectJob, GradientJob
 
 # Keeps normalised advantages finite where all decisions were worth the same; as in `learn.preparation`.
 _EPSILON = 1e-8
@@ -35,6 +35,8 @@ class SpreadDecisions:
     def __post_init__(self) -> None:
         self._bounds = np.cumsum([0, *(part.num_decisions for part in self.sums)])
         self._scaling: Scaling | None = None
+        self._parameters = dict(self.ppo.network.named_parameters())
+        self._shape = self.ppo.network.shape.to_dict()
 
     def __len__(self) -> int:
         return int(self._bounds[-1])
@@ -68,8 +70,7 @@ class SpreadDecisions:
         shard = np.searchsorted(self._bounds, numbers, side="right") - 1
         jobs = [
             GradientJob(
-                collected=job,
-                weights_then=self.weights,
+                key=job.key,
                 rows=numbers[shard == index] - self._bounds[index],
                 scaling=self._scaling,
                 coefficients=coefficients,
@@ -77,13 +78,24 @@ class SpreadDecisions:
             )
             for index, job in enumerate(self.jobs)
         ]
-        results: list[PartGradient | None] = self.engine.run(jobs, weights_of(self.ppo))
+        results = self._results(jobs)
         found = [(job.share, *result) for job, result in zip(jobs, results, strict=True) if result is not None]
-        for name, parameter in self.ppo.network.named_parameters():
+        for name, parameter in self._parameters.items():
             parts = [gradient[name] for _, gradient, _ in found if name in gradient]
             parameter.grad = torch.tensor(sum(parts[1:], parts[0])) if parts else None
         metrics = {name: sum(share * told[name] for share, _, told in found) for name in found[0][2]}
         return {**metrics, "ratio_error": max(told["ratio_error"] for _, _, told in found)}
+
+    def _results(self, jobs: Sequence[GradientJob]) -> list[PartGradient | None]:
+        weights = self._weights_now()
+        results = self.engine.run(jobs, weights)
+        if any(isinstance(result, str) and result == LOST for result in results):
+            self.engine.run(self.jobs, self.weights)  # the same decisions again, by whoever is there now
+            results = self.engine.run(jobs, weights)
+        return results
+
+    def _weights_now(self) -> Weights:
+        return {name: self._parameters[name].detach().numpy().copy() for name in self.weights[0]}, self._shape
 
 
 def weights_of(ppo: PPO) -> Weights:

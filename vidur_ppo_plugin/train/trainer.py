@@ -84,11 +84,12 @@ class Trainer:
         self._engine = engine
         self._out = out
         self._num_jobs = min(num_jobs, len(config.slot_sizes))
+        self._most_replicas = replica_counts(config)[-1]
         # An update is made of rollouts of all clusters: schedules that count updates must know how long they are.
         flags = replace(self._flags, rollout_len=config.decisions_per_update)
         agent = build_agent(
             flags,
-            num_replicas=replica_counts(config)[-1],
+            num_replicas=self._most_replicas,
             delay_model=next(iter(clusters.values())).delay_model,
             update_options={"enable_critic": config.enable_critic},
         )
@@ -169,7 +170,7 @@ class Trainer:
         self.times_s["collecting"] += collected_s - began_s
         self.times_s["learning"] += ended_s - collected_s
         row |= self._position() | self._time_shares() | {"decisions_per_s": num_decisions / (ended_s - began_s)}
-        row |= served_row(collected.served) | share_row(collected.actions, replica_counts(self._config)[-1])
+        row |= served_row(collected.served) | share_row(collected.actions, self._most_replicas)
         self._follow_curriculum(row, num_decisions)
         if self._is_evaluation_due():
             row |= self._evaluate().row()

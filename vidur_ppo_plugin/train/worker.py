@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
-from vidur_ppo_plugin.envs.settings import changed, find_scenario
+from vidur_ppo_plugin.envs.settings import changed
 from vidur_ppo_plugin.learn.parameters import Coefficients
 from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
 from vidur_ppo_plugin.routing.routers import build_router
@@ -19,7 +19,7 @@ from vidur_ppo_plugin.twin.layout import IntArray
 from vidur_ppo_plugin.twin.play import play
 
 from .clusters import Cluster
-from .config import TrainConfig
+from .config import TrainConfig, scenario_of
 from .episodes import Episode
 from .observing import GreedyPolicy, Weights, build_actor
 from .slots import Experience, Exploration, Served, Slot, rollouts_of
@@ -82,11 +82,11 @@ class EvaluateJob:
 class GradientJob:
     """The gradient of the policy's loss on some of the decisions that a job collected; None without any.
 
-    A worker that does not have them any more, or never had, collects them again.
+    LOST from a worker that does not have them: it took the place of another, and the job has to be done again.
     """
 
-    collected: CollectJob
-    weights_then: Weights
+    #: `CollectJob.key` of what it is about.
+    key: tuple[int, ...]
     rows: IntArray
     scaling: "Scaling"
     coefficients: Coefficients
@@ -95,6 +95,8 @@ class GradientJob:
 
 
 Job = CollectJob | EvaluateJob | GradientJob
+#: In place of a gradient.
+LOST = "lost"
 
 
 def _use_one_thread() -> None:
@@ -157,12 +159,12 @@ class Worker:
             self._learner = ShardLearner(self._flags, weights[1])
         return self._learner
 
-    def _gradient(self, job: GradientJob, weights: Weights) -> "PartGradient | None":
-        if job.collected.key not in self._shards:
-            self._collect(job.collected, job.weights_then)
+    def _gradient(self, job: GradientJob, weights: Weights) -> "PartGradient | str | None":
+        if job.key not in self._shards:
+            return LOST
         if len(job.rows) == 0:
             return None
-        shard = self._shards[job.collected.key]
+        shard = self._shards[job.key]
         return self._shard_learner(weights).gradient(shard, job.rows, job.scaling, job.coefficients, job.share, weights)
 
     def _slot(self, task: SlotTask, actor: NumpyActor) -> Slot:
@@ -182,7 +184,7 @@ class Worker:
         return self._sized[key]
 
     def _evaluate(self, job: EvaluateJob, weights: Weights | None) -> dict[str, float]:
-        scenario, cluster = changed(find_scenario(job.scenario)), self._clusters[job.scenario]
+        scenario, cluster = changed(scenario_of(job.scenario)), self._clusters[job.scenario]
         requests = scenario.requests(job.seed, job.num_requests)
         if job.router == POLICY:
             assert weights is not None
