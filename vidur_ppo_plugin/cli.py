@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, Optional
 
 import yaml
-from simple_parsing import ArgumentParser, field, subparsers
+from simple_parsing import ArgumentParser, DashVariant, field, subparsers
 
 from vidur_ppo_plugin import __version__, _autoload
+from vidur_ppo_plugin.serve.command import Serve
 
 EMBEDDED_DEFAULT = "quickstart.yaml"
 
@@ -250,6 +251,7 @@ class Commands:
             "capacity": Capacity,
             "scenario": Scenario,
             "train": Train,
+            "serve": Serve,
             "doctor": Doctor,
             "dashboard": Dashboard,
             "export": Export,
@@ -295,10 +297,17 @@ def fail(message: str) -> int:
     return 2
 
 
+class _Parser(ArgumentParser):
+    """Options are `--like-this`, those of commands too: their parsers are of this class and get no arguments."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{**options, "add_option_string_dash_variants": DashVariant.DASH})
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The `vidur-ppo` command; returns its exit status."""
     own, overrides = split_arguments(list(sys.argv[1:] if arguments is None else arguments))
-    parser = ArgumentParser(prog="vidur-ppo", description=Commands.__doc__)
+    parser = _Parser(prog="vidur-ppo", description=Commands.__doc__)
     parser.add_argument("--version", action="version", version=f"vidur-ppo-plugin {__version__}")
     parser.add_arguments(Commands, dest="options")
     return int(parser.parse_args(own).options.command.execute(overrides))
