@@ -12,6 +12,7 @@ from simple_parsing import ArgumentParser, DashVariant, field, subparsers
 
 from vidur_ppo_plugin import __version__, _autoload
 from vidur_ppo_plugin.serve.command import Serve
+from vidur_ppo_plugin.serve.standin.command import StandInCommand
 
 EMBEDDED_DEFAULT = "quickstart.yaml"
 
@@ -252,6 +253,7 @@ class Commands:
             "scenario": Scenario,
             "train": Train,
             "serve": Serve,
+            "standin": StandInCommand,
             "doctor": Doctor,
             "dashboard": Dashboard,
             "export": Export,
