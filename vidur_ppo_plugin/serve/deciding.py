@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from vidur_ppo_plugin.policy.named import build_policy, is_learned
 from vidur_ppo_plugin.routing.routers import Router, Scored, scored
@@ -70,13 +71,22 @@ class Chooser:
                 self.router.reset()
         return scored(self.router, snapshot, request)
 
-    def probability(self, choice: Scored, num_available: int) -> float:
-        """With which probability it makes this choice: ties and the policy `random` are the only chance in it."""
+    def probability(self, choice: Scored, action: int, available: NDArray[np.bool_] | None) -> float:
+        """How likely it takes an action where it made this choice: only ties and `random` leave it to chance."""
         if self._is_random:
-            return 1.0 / num_available
+            return _random_share(action, len(self._members), available)
         if choice.scores is None:
-            return 1.0
-        return 1.0 / int(np.count_nonzero(choice.scores == choice.scores[choice.replica]))
+            return 1.0 if action == choice.replica else 0.0
+        is_best = choice.scores == choice.scores[choice.replica]
+        return 1.0 / int(np.count_nonzero(is_best)) if is_best[action] else 0.0
+
+
+def _random_share(action: int, num_replicas: int, available: NDArray[np.bool_] | None) -> float:
+    """`random` draws among all replicas and takes the next open one, which has the share of closed ones before it."""
+    num_ways = 1
+    while available is not None and num_ways < num_replicas and not available[(action - num_ways) % num_replicas]:
+        num_ways += 1
+    return num_ways / num_replicas
 
 
 class Decider:
@@ -123,10 +133,14 @@ class Decider:
             self._on_fallback(error, now_s)
             choice = self._checked(self._fallback, snapshot, request, members)
         chooser = self._fallback if is_fallback else self.policy
-        probability = (1.0 - self._explore) * chooser.probability(choice, num_available)
-        action, is_explored = choice.replica, False
-        if self._explore:
-            action, is_explored, probability = self._explored(choice, chooser, snapshot, num_available)
+        action, is_explored = choice.replica, bool(self._explore) and self._rng.random() < self._explore
+        if is_explored:
+            self._instruments.explored.inc()
+            open_to = range(len(members)) if available is None else available.nonzero()[0]
+            action = int(open_to[self._rng.randrange(num_available)])
+        # Both ways to the action count.
+        share = chooser.probability(choice, action, available)
+        probability = (1.0 - self._explore) * share + self._explore / num_available
         self._instruments.decision_seconds.observe(time.perf_counter() - started)
         return Decision(
             members[action], snapshot, request, action, probability, is_explored, is_fallback, members, choice.scores
@@ -141,21 +155,6 @@ class Decider:
         if snapshot.available is not None and not snapshot.available[choice.replica]:
             raise ValueError(f"{chooser.name} chose a replica that takes no requests")
         return choice
-
-    def _explored(
-        self, choice: Scored, chooser: Chooser, snapshot: ClusterSnapshot, num_available: int
-    ) -> tuple[int, bool, float]:
-        """With probability epsilon any replica; the probability is that of the action over both ways to it."""
-        action, is_explored = choice.replica, self._rng.random() < self._explore
-        if is_explored:
-            self._instruments.explored.inc()
-            open_to = range(snapshot.num_replicas) if snapshot.available is None else snapshot.available.nonzero()[0]
-            action = int(open_to[self._rng.randrange(num_available)])
-        is_chosen = action == choice.replica
-        if choice.scores is not None:
-            is_chosen = bool(choice.scores[action] == choice.scores[choice.replica])
-        share = chooser.probability(choice, num_available) if is_chosen else 0.0
-        return action, is_explored, (1.0 - self._explore) * share + self._explore / num_available
 
     def _on_fallback(self, error: Exception, now_s: float) -> None:
         self.num_fallbacks += 1

@@ -248,7 +248,10 @@ class Generation:
     def _on_failure(self, attempt: _Attempt, failure: _BackendError) -> None:
         attempt.status = "failed"
         backend = attempt.backend
-        backend.breaker.on_failure(self._clock())
+        if (
+            failure.kind != "status_500"
+        ):  # the request may be to blame: it must not shut out one backend after the other
+            backend.breaker.on_failure(self._clock())
         self._instruments.errors.labels(backend.name, failure.kind).inc()
         logger.warning(
             "backend %s failed request %s (%s)%s",

@@ -12,8 +12,8 @@ from .fleet import Backend
 from .http import Headers, Scope, end_to_end
 from .settings import ServeSettings, SettingsError
 
-#: Answers of a backend that another one may do better: it is starting, stopping, overloaded or behind a broken proxy.
-RETRIED_STATUS = frozenset((502, 503, 504))
+#: Answers of a backend that another one may do better: it is broken, starting, stopping, or behind a broken proxy.
+RETRIED_STATUS = frozenset((500, 502, 503, 504))
 #: Errors of the connection, whether it was never made or broke.
 BROKEN = (aiohttp.ClientError, ConnectionError, OSError)
 
