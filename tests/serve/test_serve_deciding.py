@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from policies import save_policy
 
-from vidur_ppo_plugin.policy.named import build_policy
 from vidur_ppo_plugin.routing.snapshot import RequestInfo
 from vidur_ppo_plugin.serve.deciding import Chooser, Decider
 from vidur_ppo_plugin.serve.fleet import Fleet, NoBackendError
 from vidur_ppo_plugin.serve.instruments import Instruments
+from vidur_ppo_plugin.serve.policies import build_policy
 from vidur_ppo_plugin.serve.settings import SettingsError
 from vidur_ppo_plugin.serve.source import VllmReplicaSource
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vidur_ppo_plugin.routing.snapshot import ROWS
 from vidur_ppo_plugin.serve.breaker import CLOSED, HALF_OPEN, OPEN, CircuitBreaker
 from vidur_ppo_plugin.serve.reports import Report
 from vidur_ppo_plugin.serve.source import Flight, VllmReplicaSource
@@ -38,6 +39,8 @@ def test_a_request_goes_from_prefill_to_context_and_away() -> None:
     assert seen.completion_rate_per_s[1] == pytest.approx(0.1)
     assert source.snapshot(14.0).completion_rate_per_s[1] == pytest.approx(0.1 / math.e)
     assert seen.expected_decode_tokens == 10
+    assert seen.token_time_s[1] == pytest.approx(2.0 / 9)
+    assert seen.typical_prompt_tokens.tolist() == [0, 100]
 
 
 def test_a_request_that_failed_leaves_no_trace_in_averages() -> None:
@@ -107,7 +110,7 @@ def test_progress_that_cannot_be_seen_is_estimated_by_the_backends_times() -> No
 
 def test_dimensions_follow_the_replicas_that_are_shown() -> None:
     source = source_of(3, num_waiting_slots=4)
-    assert source.snapshot(0.0).values.shape == (12, 3) and source.snapshot(0.0).waiting.shape == (8, 3)
+    assert source.snapshot(0.0).values.shape == (len(ROWS), 3) and source.snapshot(0.0).waiting.shape == (8, 3)
     assert source.snapshot(0.0, source.replicas[1:]).num_replicas == 2
     source.remove(source.replicas[0])
     assert source.snapshot(0.0).num_replicas == source.num_replicas == 2

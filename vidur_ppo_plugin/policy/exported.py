@@ -23,17 +23,27 @@ class ExportedPolicy:
     """A router: snapshot and request in, replica out; the same placements as `ppo_modular` makes in inference."""
 
     def __init__(
-        self, actor: NumpyActor, metadata: dict[str, Any], *, rng: random.Random, delay_model: DelayModel, source: str
+        self,
+        actor: NumpyActor,
+        metadata: dict[str, Any],
+        *,
+        rng: random.Random,
+        delay_model: DelayModel,
+        source: str,
+        tail_preference: float | None = None,
     ) -> None:
+        """`tail_preference`: what the policy is asked for, from 0 (the mean) to 1 (the tail); None for the usual."""
         self.source = source
         self.metadata = metadata
-        self.features = _feature_table(metadata, source)
+        self.features = _feature_table(metadata, source, tail_preference)
         self.rng = rng
         self._actor = actor
         self._prior = Prior(metadata["prior"], weight=metadata["prior_weight"], delay_model=delay_model)
 
     @classmethod
-    def load(cls, path: Path, *, rng: random.Random, delay_model: DelayModel) -> "ExportedPolicy":
+    def load(
+        cls, path: Path, *, rng: random.Random, delay_model: DelayModel, tail_preference: float | None = None
+    ) -> "ExportedPolicy":
         """From an .npz file; ValueError naming it if it cannot be used."""
         actor, metadata = NumpyActor.load(path)
         if not actor.shape["flat_replicas"] and compiled.load(KERNEL, "forward") is not None:
@@ -41,7 +51,7 @@ class ExportedPolicy:
         missing = [key for key in ("features", "feature_hash", "prior", "prior_weight") if key not in metadata]
         if missing:
             raise ValueError(f"{path} lacks {', '.join(missing)}: export the checkpoint anew with `vidur-ppo export`")
-        return cls(actor, metadata, rng=rng, delay_model=delay_model, source=str(path))
+        return cls(actor, metadata, rng=rng, delay_model=delay_model, source=str(path), tail_preference=tail_preference)
 
     @property
     def num_waiting_slots(self) -> int:
@@ -79,12 +89,14 @@ class ExportedPolicy:
         self.features.reset()
 
 
-def _feature_table(metadata: dict[str, Any], source: str) -> FeatureTable:
+def _feature_table(metadata: dict[str, Any], source: str, tail_preference: float | None) -> FeatureTable:
     definition = metadata["features"]
+    given = {} if tail_preference is None else {"tail_preference": tail_preference}
     table = FeatureTable(
         num_waiting_slots=definition["num_waiting_slots"],
         trend_window=definition["trend_window"],
         scales=FeatureScales(**definition["scales"]),
+        **given,
     )
     if table.hash != metadata["feature_hash"]:
         raise ValueError(

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from vidur_ppo_plugin.policy.named import build_policy, is_learned
 from vidur_ppo_plugin.routing.routers import Router, Scored, scored
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, FloatArray, RequestInfo
 
 from .fleet import Backend, Fleet
 from .instruments import Instruments
+from .policies import build_policy, is_learned
 from .settings import SettingsError
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,14 @@ from itertools import islice
 
 import numpy as np
 
-from vidur_ppo_plugin.routing.snapshot import ROW, ROWS, ClusterSnapshot, FloatArray, RequestInfo
+from vidur_ppo_plugin.routing.snapshot import (
+    ROW,
+    ROWS,
+    ClusterSnapshot,
+    FloatArray,
+    RequestInfo,
+    updated_typical_prompt,
+)
 
 from .reports import Report
 
@@ -26,6 +33,8 @@ _OLDEST = ROW["oldest_wait_s"]
 _DECODED = ROW["decoded_tokens"]
 _LATENCY = ROW["recent_latency_s"]
 _RATE = ROW["completion_rate_per_s"]
+_TOKEN_TIME = ROW["token_time_s"]
+_TYPICAL = ROW["typical_prompt_tokens"]
 _SPEED = ROW["speed_factor"]
 
 # As in the simulator: weight of the newest latency in the moving average, and the time that rates are averaged over.
@@ -151,6 +160,7 @@ class VllmReplicaSource:
         flight = Flight(replica, prompt_tokens, now_s, is_hidden=is_hidden, max_tokens=max_tokens)
         replica.own[_OUTSTANDING] += 1
         replica.own[_PREFILL] += prompt_tokens
+        replica.own[_TYPICAL] = updated_typical_prompt(replica.own[_TYPICAL], prompt_tokens)
         replica.unstarted[flight] = None
         if is_hidden:
             replica.hidden[flight] = None
@@ -194,8 +204,18 @@ class VllmReplicaSource:
         self._finished_decode_tokens += completed_tokens
         latency_s, mean_s = now_s - flight.sent_at_s, own[_LATENCY]
         own[_LATENCY] = mean_s + _LATENCY_WEIGHT * (latency_s - mean_s) if mean_s > 0 else latency_s
+        self._take_token_time(flight, now_s, completed_tokens)
         own[_RATE] = own[_RATE] * math.exp((replica.rate_updated_s - now_s) / RATE_WINDOW_S) + 1.0 / RATE_WINDOW_S
         replica.rate_updated_s = now_s
+
+    def _take_token_time(self, flight: Flight, now_s: float, num_tokens: int) -> None:
+        """Seen in a stream; of an answer in one piece, what the backend reports."""
+        replica, own = flight.replica, flight.replica.own
+        if num_tokens < 2 or flight.started_at_s is None or (flight.is_hidden and not replica.has_report):
+            return
+        token_s = replica.tbt_s if flight.is_hidden else (now_s - flight.started_at_s) / (num_tokens - 1)
+        mean_s = own[_TOKEN_TIME]
+        own[_TOKEN_TIME] = mean_s + _LATENCY_WEIGHT * (token_s - mean_s) if mean_s > 0 else token_s
 
     # --- What backends report ---
 

@@ -1,8 +1,9 @@
-"""Policies by name, for whoever decides without a simulator: a heuristic, a file of `vidur-ppo export`, `pretrained`.
+"""Policies by name: a heuristic, a file of `vidur-ppo export`, or the one that comes with the package.
 
 least_tokens                                          a heuristic of ours, or one of Vidur's own
 size_split:threshold_tokens=4096,num_long_replicas=1  one with options
 policy.npz                                            a learned policy
+pretrained@0.25                                       one with a tail preference: 0 for the mean, 1 for the tail
 """
 
 import random
@@ -11,10 +12,9 @@ from pathlib import Path
 
 from vidur_ppo_plugin._autoload import suggestion
 from vidur_ppo_plugin.hardware.reference import CHUNK_SIZE, reference_roofline
+from vidur_ppo_plugin.policy.exported import ExportedPolicy
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.routers import HEURISTICS, STOCK, Router, build_router
-
-from .exported import ExportedPolicy
 
 PRETRAINED = "pretrained"
 SUFFIX = ".npz"
@@ -28,9 +28,15 @@ _OPTIONS: dict[str, dict[str, Callable[[str], float]]] = {
 
 def build_policy(text: str, *, seed: int) -> Router:
     """The router that a name stands for; ValueError says what is wrong with it and what would be right."""
-    if text == PRETRAINED or text.endswith(SUFFIX):
-        path = pretrained_file() if text == PRETRAINED else Path(text)
-        return ExportedPolicy.load(path, rng=random.Random(seed), delay_model=reference_delay_model())
+    learned, at, preference = text.rpartition("@") if "@" in text else (text, "", "")
+    if learned == PRETRAINED or learned.endswith(SUFFIX):
+        path = pretrained_file() if learned == PRETRAINED else Path(learned)
+        return ExportedPolicy.load(
+            path,
+            rng=random.Random(seed),
+            delay_model=reference_delay_model(),
+            tail_preference=_preference(text, preference) if at else None,
+        )
     name, _, rest = text.partition(":")
     names = (*STOCK, *HEURISTICS)
     if name not in names:
@@ -58,6 +64,16 @@ def pretrained_file() -> Path:
 def reference_delay_model() -> DelayModel:
     """What work costs on the replica that our scenarios simulate; real ones differ by a factor, which cancels out."""
     return DelayModel.from_roofline(reference_roofline(), CHUNK_SIZE)
+
+
+def _preference(text: str, number: str) -> float:
+    try:
+        preference = float(number)
+    except ValueError:
+        preference = -1.0
+    if not 0.0 <= preference <= 1.0:
+        raise ValueError(f"policy {text!r}: the tail preference after @ must be >= 0 and <= 1, got {number!r}")
+    return preference
 
 
 def _options(name: str, text: str) -> dict[str, float]:
