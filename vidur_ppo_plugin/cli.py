@@ -12,6 +12,7 @@ from simple_parsing import ArgumentParser, DashVariant, field, subparsers
 
 from vidur_ppo_plugin import __version__, _autoload
 from vidur_ppo_plugin.serve.command import Serve
+from vidur_ppo_plugin.serve.evaluating import EvaluateLog
 from vidur_ppo_plugin.serve.standin.command import StandInCommand
 
 EMBEDDED_DEFAULT = "quickstart.yaml"
@@ -197,6 +198,8 @@ class Train:
     address: str = ""
     # Go on where the run in --out stopped.
     resume: bool = field(default=False, action="store_true")
+    # A record of `vidur-ppo serve`: fine-tune the checkpoint of the file's start_from on it, and simulate nothing.
+    finetune: str = field(default="", metavar="RECORD")
     # Instead of those in the file.
     decisions: Optional[int] = None  # noqa: UP045
     seed: Optional[int] = None  # noqa: UP045
@@ -206,6 +209,8 @@ class Train:
         from vidur_ppo_plugin.train.command import train_command  # imports torch
 
         given = {"decisions": self.decisions, "seed": self.seed}
+        if self.finetune:
+            return self._finetune({name: value for name, value in given.items() if value is not None})
         try:
             return train_command(
                 Path(self.config),
@@ -216,6 +221,16 @@ class Train:
                 resume=self.resume,
                 overrides={name: value for name, value in given.items() if value is not None},
             )
+        except ValueError as error:
+            return fail(str(error))
+
+    def _finetune(self, overrides: dict[str, int]) -> int:
+        from vidur_ppo_plugin.train.finetune import finetune_command
+
+        if self.resume or self.engine != "local":
+            return fail("--finetune goes with neither --resume nor --engine ray")
+        try:
+            return finetune_command(Path(self.config), Path(self.finetune), out=Path(self.out), overrides=overrides)
         except ValueError as error:
             return fail(str(error))
 
@@ -254,6 +269,7 @@ class Commands:
             "train": Train,
             "serve": Serve,
             "standin": StandInCommand,
+            "evaluate-log": EvaluateLog,
             "doctor": Doctor,
             "dashboard": Dashboard,
             "export": Export,
