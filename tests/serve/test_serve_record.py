@@ -322,3 +322,45 @@ policy: {{lr: 0.003, epochs: 8, minibatch_size: 256, kl_coef: 0.1, target_kl: 0.
     (tmp_path / "d.yaml").write_text("mixture: [{scenario: chat}]\n")
     assert main(["train", str(tmp_path / "d.yaml"), "--finetune", str(path), "--out", str(tmp_path / "o2")]) == 2
     assert "start_from" in capsys.readouterr().err
+
+
+# --- Back in simulation ---
+
+
+def test_the_environment_steps_through_a_record(decisions: list[LoggedDecision], tmp_path: Path) -> None:
+    import gymnasium
+    from gymnasium.utils.env_checker import check_env
+
+    import vidur_ppo_plugin.envs  # noqa: F401 (where no start-up file is read)
+
+    path = recorded.write(tmp_path / "r.jsonl", decisions)
+    env = gymnasium.make("vidur_ppo/Recorded-v0", record=str(path), disable_env_checker=True)
+    check_env(env.unwrapped, skip_render_check=True)
+    # The policy of the prior, in the environment and by the estimator that has no model: the same figure.
+    observation, _ = env.reset()
+    rewards, is_over = [], False
+    while not is_over:
+        observation, reward, is_over, _, info = env.step(int(observation["prior"].argmax()))
+        rewards.append(reward)
+        assert info["is_recorded_action"] == (reward != 0)
+    logged = with_costs(decisions)
+    shares = probabilities_of(build_router("least_tokens", seed=1), logged)
+    unique = np.array([share.max() == 1.0 for share in shares])
+    taken = np.array([share[one.action] / one.probability for share, one in zip(shares, decisions, strict=True)])
+    assert -np.array(rewards)[unique] == pytest.approx((taken * logged.costs)[unique])
+    with pytest.raises(RuntimeError):
+        env.unwrapped.step(0)
+
+
+def test_a_record_is_a_trace_that_simulations_replay(decisions: list[LoggedDecision], tmp_path: Path) -> None:
+    from vidur_ppo_plugin.workload.trace import TraceError, read_trace
+
+    path = recorded.write(tmp_path / "r.jsonl", decisions)
+    trace = read_trace(path)
+    given = recorded.requests(1, 1200, 11.0)
+    np.testing.assert_allclose(trace.arrived_at_s, given.arrived_at_s)
+    assert trace.prompt_tokens.tolist() == given.prompt_tokens.tolist()
+    assert trace.decode_tokens.tolist() == given.decode_tokens.tolist()
+    path.write_text(path.read_text().replace('"outcome"', '"x"', 1))
+    with pytest.raises(TraceError, match=r"r\.jsonl:2"):
+        read_trace(path)

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from vidur_ppo_plugin.routing.snapshot import ROWS, ClusterSnapshot, RequestInfo
+from vidur_ppo_plugin.workload.recorded import KIND
 
 FORMAT_VERSION = 1
-KIND = "vidur-ppo record"
 
 
 class RecordError(ValueError):
@@ -102,12 +102,6 @@ def read_record(path: Path) -> list[LoggedDecision]:
     if not decisions:
         raise RecordError(f"{path}: has no decisions")
     return decisions
-
-
-def is_record(path: Path) -> bool:
-    """Whether a file looks like a record rather than a CSV trace."""
-    with _opened(path) as file:
-        return bool(file.readline(200).startswith('{"kind":"' + KIND))
 
 
 def _opened(path: Path) -> Any:
