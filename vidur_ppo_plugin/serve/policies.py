@@ -55,7 +55,7 @@ def is_learned(router: Router) -> bool:
 
 def pretrained_file() -> Path:
     """The exported policy that comes with the package; ValueError if there is none."""
-    path = Path(__file__).parent.parent / PRETRAINED / f"policy{SUFFIX}"
+    path = Path(__file__).parent.parent / PRETRAINED / f"{PRETRAINED}{SUFFIX}"
     if not path.is_file():
         raise ValueError(f"policy {PRETRAINED!r}: this version comes without one; name a file of `vidur-ppo export`")
     return path
