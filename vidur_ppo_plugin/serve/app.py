@@ -10,7 +10,18 @@ from typing import Any
 from .deciding import Decider
 from .fleet import Fleet, NoBackendError
 from .generation import Generation, Job
-from .http import ClientGoneError, HttpError, Receive, Scope, Send, answer, header, is_authorised, read_body
+from .http import (
+    ON_DISCONNECT,
+    ClientGoneError,
+    HttpError,
+    Receive,
+    Scope,
+    Send,
+    answer,
+    header,
+    is_authorised,
+    read_body,
+)
 from .instruments import Instruments
 from .passing import pass_through
 from .settings import ServeSettings
@@ -134,7 +145,7 @@ class Proxy:
             arrived_at_s=arrived_at_s,
             request_id=self._request_id(scope),
         )
-        await self._while_connected(receive, self._generation.run, job)
+        await self._while_connected(scope, receive, self._generation.run, job)
 
     async def _pass_through(self, scope: Scope, receive: Receive, send: Send) -> None:
         settings = self._settings
@@ -142,10 +153,19 @@ class Proxy:
             receive, scope["headers"], limit=settings.max_body_bytes, timeout_s=settings.client_timeout
         )
         await self._while_connected(
-            receive, pass_through, self._fleet, self._upstream, scope, send, body, self._request_id(scope), self._clock
+            scope,
+            receive,
+            pass_through,
+            self._fleet,
+            self._upstream,
+            scope,
+            send,
+            body,
+            self._request_id(scope),
+            self._clock,
         )
 
-    async def _while_connected(self, receive: Receive, work: Callable[..., Any], *arguments: Any) -> None:
+    async def _while_connected(self, scope: Scope, receive: Receive, work: Callable[..., Any], *arguments: Any) -> None:
         """Do the work; a client that goes away ends it, and with it the request to the backend."""
         if self.in_flight >= self._settings.max_in_flight or self.is_closing:
             self._instruments.rejected.labels("stopping" if self.is_closing else "busy").inc()
@@ -155,16 +175,14 @@ class Proxy:
         self.in_flight += 1
         task = asyncio.current_task()
         assert task is not None
-        watch = asyncio.ensure_future(receive())
         is_gone = False
 
-        def on_disconnect(done: "asyncio.Future[Any]") -> None:
+        def on_disconnect() -> None:
             nonlocal is_gone
-            if not done.cancelled() and done.exception() is None and done.result()["type"] == "http.disconnect":
-                is_gone = True
-                task.cancel()
+            is_gone = True
+            task.cancel()
 
-        watch.add_done_callback(on_disconnect)
+        stop_watching = _watch(scope, receive, on_disconnect)
         try:
             await work(*arguments)
         except asyncio.CancelledError:
@@ -175,8 +193,7 @@ class Proxy:
             raise self._refusal(error) from None
         finally:
             self.in_flight -= 1
-            watch.remove_done_callback(on_disconnect)
-            watch.cancel()
+            stop_watching()
 
     def _refusal(self, error: NoBackendError) -> HttpError:
         if not error.is_busy:
@@ -191,6 +208,27 @@ class Proxy:
             return given
         self._num_requests += 1
         return f"{self._id_prefix}-{self._num_requests}".encode()
+
+
+def _watch(scope: Scope, receive: Receive, on_disconnect: Callable[[], None]) -> Callable[[], None]:
+    """Call a function when the client goes away; returns one that ends this."""
+    hooks: set[Callable[[], None]] | None = scope.get(ON_DISCONNECT)
+    if hooks is not None:
+        hooks.add(on_disconnect)
+        return lambda: hooks.discard(on_disconnect)
+    watch = asyncio.ensure_future(receive())
+
+    def on_message(done: "asyncio.Future[Any]") -> None:
+        if not done.cancelled() and done.exception() is None and done.result()["type"] == "http.disconnect":
+            on_disconnect()
+
+    watch.add_done_callback(on_message)
+
+    def stop() -> None:
+        watch.remove_done_callback(on_message)
+        watch.cancel()
+
+    return stop
 
 
 def _parse(body: bytes) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import json
+import sys
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
@@ -14,6 +15,8 @@ Headers = list[tuple[bytes, bytes]]
 
 #: Where a scope has a function that cuts the connection at once, whatever is still to be sent.
 ABORT = "vidur_ppo.abort"
+#: Where a scope has a set of functions to call when the client goes away; without it `receive` has to be watched.
+ON_DISCONNECT = "vidur_ppo.on_disconnect"
 #: RFC 9110, section 7.6.1: they are about one connection and are never passed on.
 HOP_BY_HOP = frozenset(
     (
@@ -106,7 +109,10 @@ def _checked(body: bytes, limit: int) -> bytes:
 
 async def _receive_in_time(receive: Receive, timeout_s: float) -> Message:
     try:
-        return await asyncio.wait_for(receive(), timeout_s)
+        if sys.version_info < (3, 11):
+            return await asyncio.wait_for(receive(), timeout_s)
+        async with asyncio.timeout(timeout_s):  # makes no task, unlike wait_for
+            return await receive()
     except asyncio.TimeoutError:
         raise HttpError(408, "the body of the request did not arrive in time") from None
 

@@ -1,11 +1,12 @@
 """uvicorn's HTTP protocol with limits that it lacks: size of headers, time to send them, number of connections."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from .http import ABORT
+from .http import ABORT, ON_DISCONNECT
 
 _ANSWERS = {
     400: b"400 Bad Request",
@@ -28,6 +29,7 @@ def limited_protocol(
             self._header_bytes = 0
             self._in_headers = True
             self._header_timer: asyncio.TimerHandle | None = None
+            self._on_disconnect: set[Callable[[], None]] = set()
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -39,6 +41,8 @@ def limited_protocol(
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_header_timer()
             super().connection_lost(exc)
+            for tell in list(self._on_disconnect):
+                tell()
 
         def data_received(self, data: bytes) -> None:
             if self.transport.is_closing():
@@ -56,6 +60,7 @@ def limited_protocol(
         def on_headers_complete(self) -> None:
             self._in_headers = False
             self._stop_header_timer()
+            self.scope[ON_DISCONNECT] = self._on_disconnect  # type: ignore[literal-required]
             self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
             super().on_headers_complete()
 
