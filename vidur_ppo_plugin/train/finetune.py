@@ -48,7 +48,7 @@ def finetune_command(
     print(_summary(result, out))
     if not result.is_accepted:
         return NOT_ACCEPTED
-    loaded.state["agent"]["ppo"]["network"] = network.state_dict()
+    _holder(loaded)["network"] = network.state_dict()
     facts = {"finetuned": {"record": record.name, **dataclasses.asdict(result)}}
     checkpoint.save(out / CHECKPOINT_DIRECTORY, checkpoint.LAST, loaded.state, metadata={**loaded.metadata, **facts})
     return 0
@@ -59,7 +59,7 @@ def _policy(loaded: checkpoint.Checkpoint, config: TrainConfig) -> tuple[ActorCr
     metadata = loaded.metadata
     try:
         network = ActorCritic(NetworkShape(**metadata["network"]))
-        network.load_state_dict(loaded.state["agent"]["ppo"]["network"])
+        network.load_state_dict(_holder(loaded)["network"])
         definition = metadata["features"]
         features = FeatureTable(
             num_waiting_slots=definition["num_waiting_slots"],
@@ -74,6 +74,12 @@ def _policy(loaded: checkpoint.Checkpoint, config: TrainConfig) -> tuple[ActorCr
     if features.hash != metadata["feature_hash"]:
         raise ConfigError(f"start_from: {loaded.path} was learned with other features than this version computes")
     return network, features, prior
+
+
+def _holder(loaded: checkpoint.Checkpoint) -> dict[str, Any]:
+    """Where a checkpoint has its network: in the learner of a run, or by itself if it is a policy and nothing else."""
+    holder: dict[str, Any] = loaded.state if "network" in loaded.state else loaded.state["agent"]["ppo"]
+    return holder
 
 
 def _parameters(config: TrainConfig) -> FinetuneParameters:
