@@ -32,6 +32,8 @@ class Backend:
         self.models: dict[str, dict[str, object]] | None = None
         #: When its metrics were last read; None if they are too old to go by.
         self.reported_at_s: float | None = None
+        #: Whether it was said that it has no metrics that can be read.
+        self.is_known_silent = False
 
     def serves(self, model: str) -> bool:
         """Whether it may serve a model; one that has not said what it serves may."""

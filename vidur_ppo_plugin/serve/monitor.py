@@ -113,12 +113,15 @@ class Monitor:
                 report = parse_report((await page.read()).decode("utf-8", "replace"))
         except (aiohttp.ClientError, asyncio.TimeoutError, OSError, ValueError) as error:
             last_s = backend.reported_at_s
+            if last_s is None and backend.is_up and not backend.is_known_silent:
+                backend.is_known_silent = True
+                logger.warning("metrics of %s cannot be read, the router goes by what it sent: %r", backend.name, error)
             if last_s is not None and self._clock() - last_s > self._settings.stale_after:
-                backend.reported_at_s = None
+                backend.reported_at_s, backend.is_known_silent = None, True
                 source.on_stale(backend.replica)
                 logger.warning("metrics of %s are stale, the router goes by what it sent: %r", backend.name, error)
         else:
-            backend.reported_at_s = now_s
+            backend.reported_at_s, backend.is_known_silent = now_s, False
             source.on_report(backend.replica, report)
         source.estimate_hidden(backend.replica, self._clock())
         self._instruments.stale.labels(backend.name).set(backend.reported_at_s is None)
