@@ -144,6 +144,11 @@ def test_a_shadow_is_asked_counted_and_logged_with_scores(caplog: pytest.LogCapt
     assert "1 of 1 decisions differ, 100.0 %" in caplog.text
     assert "scores of least_outstanding: h0:1 -1, h1:1 -2; of least_tokens: h0:1 -1020, h1:1 -60" in caplog.text
     assert decider.shadow is not None
+    # Replicas that are equal to the shadow are no disagreement, whichever of them it draws.
+    tied = decider_of(fleet_of(4), "round_robin", shadow="least_tokens")
+    for _ in range(20):
+        tied.ask_shadow(tied.decide(INFO, 0.0), 0.0)
+    assert tied.shadow_counts == {"same": 20, "other": 0, "failed": 0}
     decider.shadow.router = Broken(RuntimeError())
     decider.ask_shadow(decision, 100.0)
     assert decider.shadow_counts["failed"] == 1

@@ -180,7 +180,8 @@ class Decider:
             if self._may_log("shadow failed", now_s):
                 logger.warning("shadow policy %s could not decide: %r", self.shadow.name, error)
             return
-        if choice.replica == decision.action:
+        is_tied = choice.scores is not None and choice.scores[decision.action] == choice.scores[choice.replica]
+        if choice.replica == decision.action or is_tied:  # what is equal to it is no disagreement
             self._count_shadow("same")
             return
         self._count_shadow("other")
