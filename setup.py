@@ -102,6 +102,13 @@ def read_version() -> str:
 
 
 RL = ["stable-baselines3>=2.4"]
+SERVE = [
+    "uvicorn>=0.30",
+    "httptools>=0.6.1",
+    "uvloop>=0.19; sys_platform != 'win32'",
+    "aiohttp>=3.10",
+    "prometheus-client>=0.20",
+]
 TEST = [
     "pytest>=7.4",
     "pytest-xdist>=3.5",
@@ -112,6 +119,7 @@ TEST = [
     "tensorboard>=2.15",
     "wandb-workspaces>=0.4",
     *RL,
+    *SERVE,
 ]
 
 setup(
@@ -154,6 +162,7 @@ setup(
         "dev": [*TEST, "ruff>=0.6", "mypy>=1.8", "types-PyYAML", "build>=1.0"],
         "rl": RL,
         "ray": ["ray[default,tune]>=2.9"],
+        "serve": SERVE,
         "tensorboard": ["tensorboard>=2.15"],
     },
     entry_points={

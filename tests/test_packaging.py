@@ -225,7 +225,7 @@ def metadata(wheel: Path) -> Message:
 
 
 def test_extras(metadata: Message) -> None:
-    assert {"test", "dev", "ray", "tensorboard"} <= set(metadata.get_all("Provides-Extra"))
+    assert {"test", "dev", "ray", "serve", "tensorboard"} <= set(metadata.get_all("Provides-Extra"))
 
 
 def test_constraints_are_exact_and_satisfy_our_ranges(metadata: Message) -> None:

@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any, Optional
 
 import yaml
-from simple_parsing import ArgumentParser, field, subparsers
+from simple_parsing import ArgumentParser, DashVariant, field, subparsers
 
 from vidur_ppo_plugin import __version__, _autoload
+from vidur_ppo_plugin.serve.command import Serve
+from vidur_ppo_plugin.serve.evaluating import EvaluateLog
+from vidur_ppo_plugin.serve.standin.command import StandInCommand
 
 EMBEDDED_DEFAULT = "quickstart.yaml"
 
@@ -195,6 +198,8 @@ class Train:
     address: str = ""
     # Go on where the run in --out stopped.
     resume: bool = field(default=False, action="store_true")
+    # A record of `vidur-ppo serve`: fine-tune the checkpoint of the file's start_from on it, and simulate nothing.
+    finetune: str = field(default="", metavar="RECORD")
     # Instead of those in the file.
     decisions: Optional[int] = None  # noqa: UP045
     seed: Optional[int] = None  # noqa: UP045
@@ -204,6 +209,8 @@ class Train:
         from vidur_ppo_plugin.train.command import train_command  # imports torch
 
         given = {"decisions": self.decisions, "seed": self.seed}
+        if self.finetune:
+            return self._finetune({name: value for name, value in given.items() if value is not None})
         try:
             return train_command(
                 Path(self.config),
@@ -214,6 +221,16 @@ class Train:
                 resume=self.resume,
                 overrides={name: value for name, value in given.items() if value is not None},
             )
+        except ValueError as error:
+            return fail(str(error))
+
+    def _finetune(self, overrides: dict[str, int]) -> int:
+        from vidur_ppo_plugin.train.finetune import finetune_command
+
+        if self.resume or self.engine != "local":
+            return fail("--finetune goes with neither --resume nor --engine ray")
+        try:
+            return finetune_command(Path(self.config), Path(self.finetune), out=Path(self.out), overrides=overrides)
         except ValueError as error:
             return fail(str(error))
 
@@ -250,6 +267,9 @@ class Commands:
             "capacity": Capacity,
             "scenario": Scenario,
             "train": Train,
+            "serve": Serve,
+            "standin": StandInCommand,
+            "evaluate-log": EvaluateLog,
             "doctor": Doctor,
             "dashboard": Dashboard,
             "export": Export,
@@ -295,10 +315,17 @@ def fail(message: str) -> int:
     return 2
 
 
+class _Parser(ArgumentParser):
+    """Options are `--like-this`, those of commands too: their parsers are of this class and get no arguments."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{**options, "add_option_string_dash_variants": DashVariant.DASH})
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The `vidur-ppo` command; returns its exit status."""
     own, overrides = split_arguments(list(sys.argv[1:] if arguments is None else arguments))
-    parser = ArgumentParser(prog="vidur-ppo", description=Commands.__doc__)
+    parser = _Parser(prog="vidur-ppo", description=Commands.__doc__)
     parser.add_argument("--version", action="version", version=f"vidur-ppo-plugin {__version__}")
     parser.add_arguments(Commands, dest="options")
     return int(parser.parse_args(own).options.command.execute(overrides))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vidur_ppo_plugin.policy import greedy
 from vidur_ppo_plugin.policy.compiled_actor import fast_actor
 from vidur_ppo_plugin.policy.network import ActorCritic
 from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
@@ -25,9 +26,6 @@ from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
 from .ppo import PPO, Coefficients
 from .rollout import Decision, Rollout, RolloutBuffer
 from .schedules import KlAdaptiveLearningRate, KlController, Schedule
-
-# Logit of a replica that must not be chosen: finite, so that arithmetic stays finite; nothing comes near it.
-_MASKED = np.float32(-1e9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +101,7 @@ class Agent:
         logits = self._prior.logits(cost)
         if snapshot.available is not None:
             allowed = snapshot.available if allowed is None else _both(allowed, snapshot.available)
-        if allowed is not None:
-            logits = np.where(allowed, logits, _MASKED)
+        logits = greedy.masked(logits, allowed)
         chosen = self._candidates(cost, snapshot.num_replicas)
         observation = self.features.observe(snapshot, request, chosen)
         return observation, logits if chosen is None else logits[chosen], chosen
@@ -126,7 +123,7 @@ class Agent:
         """The replica for the observed request: sampled while learning, greedy in inference."""
         logits = self._logits(observation, prior_logits)
         if self.parameters.inference_only:
-            action = self._best(logits)
+            action = greedy.best(logits, self._rng)
         else:
             action = self._sample(logits)
             self._buffer.add(
@@ -157,14 +154,6 @@ class Agent:
             names = _non_finite_features(self.features, observation)
             raise FloatingPointError(f"the policy's logits are not finite: {logits}; features: {names or 'finite'}")
         return logits  # type: ignore[no-any-return]
-
-    def _best(self, logits: list[float]) -> int:
-        """The largest; of several equal ones each is equally likely."""
-        highest = max(logits)
-        if logits.count(highest) == 1:
-            return logits.index(highest)
-        best = [index for index, logit in enumerate(logits) if logit == highest]
-        return best[self._rng.randrange(len(best))]
 
     def _sample(self, logits: list[float]) -> int:
         """Draw from softmax(logits / temperature), or uniformly with probability epsilon."""

@@ -11,7 +11,7 @@ from .numpy_actor import Float32Array, NumpyActor
 if TYPE_CHECKING:
     from .network import ActorCritic
 
-_KERNEL = "vidur_ppo_plugin.policy.forward_kernel"
+KERNEL = "vidur_ppo_plugin.policy.forward_kernel"
 
 
 class CompiledActor(NumpyActor):
@@ -41,7 +41,7 @@ class CompiledActor(NumpyActor):
         vectors = np.zeros((len(rows), max(len(row) for row in rows)), dtype=np.float32)
         for vector, row in zip(vectors, rows, strict=True):
             vector[: len(row)] = row
-        forward = compiled.load(_KERNEL, "forward")
+        forward = compiled.load(KERNEL, "forward")
         if forward is None:
             raise RuntimeError("numba cannot be used: act with NumpyActor instead")
         self._forward = forward
@@ -69,5 +69,5 @@ class CompiledActor(NumpyActor):
 
 def fast_actor(network: "ActorCritic") -> NumpyActor:
     """The fastest actor that the network's shape and this installation allow."""
-    is_compiled = not network.shape.flat_replicas and compiled.load(_KERNEL, "forward") is not None
+    is_compiled = not network.shape.flat_replicas and compiled.load(KERNEL, "forward") is not None
     return (CompiledActor if is_compiled else NumpyActor).from_network(network)

@@ -5,6 +5,7 @@ A router may keep a state (whose turn it is, a random generator), so a run needs
 
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,23 @@ from .delay_model import DelayModel
 from .snapshot import ClusterSnapshot, FloatArray, RequestInfo
 
 Router = Callable[[ClusterSnapshot, RequestInfo], int]
+Cost = Callable[[ClusterSnapshot, RequestInfo], FloatArray]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A decision and what it was made by: a score per replica, the highest wins. None where a router has none."""
+
+    replica: int
+    scores: FloatArray | None
+
+
+def scored(router: Router, snapshot: ClusterSnapshot, request: RequestInfo) -> Scored:
+    """The decision of any router, with its scores if it has some."""
+    decide = getattr(router, "scored", None)
+    result: Scored = Scored(router(snapshot, request), None) if decide is None else decide(snapshot, request)
+    return result
+
 
 #: Vidur's own; then ours.
 STOCK = ("random", "round_robin", "lor")
@@ -31,10 +49,23 @@ def build_router(
         return _next_available(lambda snapshot, request: rng.randrange(snapshot.num_replicas))
     if name == "lor":  # Vidur's: waiting requests only, and the first replica on ties
         return _next_available(lambda snapshot, request: int(np.argmin(snapshot.waiting_requests)))
-    cost = _cost(name, rng, delay_model, dict(options or {}))
-    return lambda snapshot, request: heuristics.choose(
-        heuristics.available_cost(cost(snapshot, request), snapshot), rng
-    )
+    return CostRouter(_cost(name, rng, delay_model, dict(options or {})), rng)
+
+
+class CostRouter:
+    """Takes the replica of the lowest cost; ties are broken fairly."""
+
+    def __init__(self, cost: Cost, rng: random.Random) -> None:
+        self._cost = cost
+        self._rng = rng
+
+    def __call__(self, snapshot: ClusterSnapshot, request: RequestInfo) -> int:
+        return heuristics.choose(heuristics.available_cost(self._cost(snapshot, request), snapshot), self._rng)
+
+    def scored(self, snapshot: ClusterSnapshot, request: RequestInfo) -> Scored:
+        """The same decision, and minus the costs."""
+        cost = heuristics.available_cost(self._cost(snapshot, request), snapshot)
+        return Scored(heuristics.choose(cost, self._rng), -cost)
 
 
 def _next_available(router: Router) -> Router:
@@ -49,9 +80,7 @@ def _next_available(router: Router) -> Router:
     return route
 
 
-def _cost(
-    name: str, rng: random.Random, delay_model: DelayModel | None, options: dict[str, Any]
-) -> Callable[[ClusterSnapshot, RequestInfo], FloatArray]:
+def _cost(name: str, rng: random.Random, delay_model: DelayModel | None, options: dict[str, Any]) -> Cost:
     if name == "shortest_delay":
         if delay_model is None:
             raise ValueError("shortest_delay needs a delay model")
@@ -60,7 +89,7 @@ def _cost(
         return lambda snapshot, request: heuristics.size_split(snapshot, request, **options)
     if name == "least_tokens":
         return lambda snapshot, request: heuristics.least_tokens(snapshot, **options)
-    costs: dict[str, Callable[[ClusterSnapshot, RequestInfo], FloatArray]] = {
+    costs: dict[str, Cost] = {
         "least_outstanding": lambda snapshot, request: heuristics.least_outstanding(snapshot),
         "power_of_two": lambda snapshot, request: heuristics.power_of_two(snapshot, rng),
         "least_kv": lambda snapshot, request: heuristics.least_kv(snapshot),

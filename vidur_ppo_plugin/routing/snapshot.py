@@ -139,6 +139,23 @@ class ClusterSnapshot:
         """Requests sent there and not admitted yet."""
         return self.outstanding_requests - self.running_requests
 
+    def showing(self, num_slots: int) -> "ClusterSnapshot":
+        """The same with so many waiting requests of each replica shown one by one; ValueError if it has fewer."""
+        has = len(self.waiting) // 2
+        if num_slots == has:
+            return self
+        if num_slots > has:
+            raise ValueError(f"the snapshot shows {has} waiting requests of each replica, {num_slots} are wanted")
+        shown = ClusterSnapshot(
+            self.now_s,
+            self.values,
+            kv_block_size=self.kv_block_size,
+            expected_decode_tokens=self.expected_decode_tokens,
+            waiting=np.concatenate((self.waiting[:num_slots], self.waiting[has : has + num_slots])),
+        )
+        shown.available = self.available
+        return shown
+
     @property
     def token_load(self) -> FloatArray:
         """The score of `heuristics.least_tokens` at its usual weights, computed once: prior and features want it."""

@@ -2,7 +2,8 @@
 
 The columns are recognised by their names: those of Vidur's traces (Time, PromptTokenCount, CompletionTokenCount; or
 arrived_at, num_prefill_tokens, num_decode_tokens) and of Azure's (TIMESTAMP, ContextTokens, GeneratedTokens). Other
-columns are ignored. Times are seconds or dates with time; they must not decrease.
+columns are ignored. Times are seconds or dates with time; they must not decrease. A record of `vidur-ppo serve` is a
+trace as well.
 """
 
 import csv
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .recorded import is_record, read_recorded
 from .requests import Requests
 
 TIME_COLUMNS = ("arrived_at_s", "arrived_at", "time", "timestamp")
@@ -29,8 +31,7 @@ class TraceError(ValueError):
 
 def read_trace(path: Path) -> Requests:
     """A trace with arrival times, at least two of them different."""
-    rows = _Rows(path, with_times=True)
-    trace = rows.read()
+    trace = _read(path, with_times=True)
     if len(trace) < 2 or trace.arrived_at_s[-1] == trace.arrived_at_s[0]:
         raise TraceError(f"{path}: needs requests at two different times at least, has {len(trace)} requests")
     return trace
@@ -38,10 +39,19 @@ def read_trace(path: Path) -> Requests:
 
 def read_lengths(path: Path) -> Requests:
     """Only the lengths of a file."""
-    trace = _Rows(path, with_times=False).read()
+    trace = _read(path, with_times=False)
     if len(trace) == 0:
         raise TraceError(f"{path}: has no requests")
     return trace
+
+
+def _read(path: Path, *, with_times: bool) -> Requests:
+    if not is_record(path):
+        return _Rows(path, with_times=with_times).read()
+    try:
+        return read_recorded(path)
+    except ValueError as error:
+        raise TraceError(str(error)) from error
 
 
 class _Rows:

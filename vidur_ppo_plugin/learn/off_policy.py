@@ -1,0 +1,212 @@
+"""What another policy would have reached on recorded decisions: importance weighting, alone and with a model of costs.
+
+A record has, for each decision, what was seen, what was done and with which probability, and the latency that came of
+it. If every replica had a chance (`--explore`), the cost of another policy on the same states can be estimated without
+bias: by weights (Horvitz & Thompson 1952), self-normalised (Swaminathan & Joachims 2015), or doubly robust (Dudik,
+Langford & Li 2011), where a model of costs takes most of the noise away and weights correct its bias.
+
+What is estimated is one step: this request placed otherwise, all others as they were. What a policy does to the states
+that it meets later is not in a record; a simulation of the recorded workload shows that.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vidur_ppo_plugin.record.decision_log import LoggedDecision
+from vidur_ppo_plugin.routing.routers import Router, scored
+from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, FloatArray, RequestInfo
+
+#: What can be estimated: the name of a figure of `Outcome`.
+COSTS = ("latency_s", "ttft_s")
+#: Weights above this are cut: a single decision shall not decide.
+MOST_WEIGHT = 50.0
+_NUM_FOLDS = 5
+_RIDGE = 1.0
+# Neighbouring decisions share their states: intervals are of resampled blocks.
+_BLOCK = 50
+_NUM_RESAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Logged:
+    """Recorded decisions that have a cost, in their order."""
+
+    decisions: tuple[LoggedDecision, ...]
+    costs: FloatArray
+
+    def __len__(self) -> int:
+        return len(self.decisions)
+
+    @property
+    def probabilities(self) -> FloatArray:
+        """Of the actions that were taken."""
+        return np.array([decision.probability for decision in self.decisions])
+
+    @property
+    def actions(self) -> NDArray[np.intp]:
+        """The replicas that were taken."""
+        return np.array([decision.action for decision in self.decisions], dtype=np.intp)
+
+    def part(self, first: int, last: int) -> "Logged":
+        """Some of them in a row."""
+        return Logged(self.decisions[first:last], self.costs[first:last])
+
+
+def with_costs(decisions: Sequence[LoggedDecision], cost: str = "latency_s") -> Logged:
+    """The decisions whose cost is known; ValueError if there are too few, or other actions had no chance."""
+    if cost not in COSTS:
+        raise ValueError(f"the cost must be one of {', '.join(COSTS)}, got {cost!r}")
+    kept = tuple(d for d in decisions if d.outcome.status == "ok" and getattr(d.outcome, cost) is not None)
+    if len(kept) < 2 * _BLOCK:
+        raise ValueError(f"the record has {len(kept)} decisions with {cost}, at least {2 * _BLOCK} are needed")
+    logged = Logged(kept, np.array([getattr(decision.outcome, cost) for decision in kept], dtype=np.float64))
+    has_choice = np.array([_num_open(decision.snapshot) > 1 for decision in kept])
+    if not np.any(has_choice & (logged.probabilities < 1.0)):
+        raise ValueError(
+            "every recorded action had probability 1, so nothing is known of others: record with --explore 0.05 or so"
+        )
+    return logged
+
+
+def probabilities_of(router: Router, logged: Logged) -> list[FloatArray]:
+    """For each decision, with which probability a policy would have taken each replica."""
+    result, members = [], None
+    for decision in logged.decisions:
+        if decision.backends != members:
+            members = decision.backends
+            if hasattr(router, "reset"):
+                router.reset()
+        choice = scored(router, decision.snapshot, decision.request)
+        shares = np.zeros(decision.snapshot.num_replicas)
+        if choice.scores is None:
+            shares[choice.replica] = 1.0
+        else:
+            shares[choice.scores == choice.scores[choice.replica]] = 1.0
+        result.append(shares / shares.sum())
+    return result
+
+
+# --- A model of costs ---
+
+
+def cost_features(snapshot: ClusterSnapshot, request: RequestInfo) -> FloatArray:
+    """What the cost on each replica depends on, [replicas, figures]: size, load there, and how fast it has been."""
+    figures = (
+        snapshot.outstanding_requests,
+        snapshot.waiting_requests,
+        snapshot.prefill_tokens,
+        snapshot.context_tokens,
+        snapshot.recent_latency_s,
+        snapshot.token_time_s,
+        snapshot.oldest_wait_s,
+    )
+    columns = [np.log1p(np.maximum(figure, 0.0)) for figure in figures]
+    prompt = np.full(snapshot.num_replicas, np.log1p(request.prompt_tokens))
+    load = np.log1p(snapshot.prefill_tokens + request.prompt_tokens) * (1.0 + 50.0 * snapshot.token_time_s)
+    linear = (snapshot.prefill_tokens + request.prompt_tokens) / 4096.0
+    return np.stack([np.ones(snapshot.num_replicas), prompt, load, linear, *columns, prompt * columns[5]], axis=1)
+
+
+class CostModel:
+    """Ridge regression of costs on `cost_features`."""
+
+    def __init__(self, features: FloatArray, costs: FloatArray) -> None:
+        self._mean: FloatArray = features.mean(axis=0)
+        self._scale: FloatArray = np.maximum(features.std(axis=0), 1e-9)
+        self._offset = float(costs.mean())
+        x = self._scaled(features)
+        gram = x.T @ x + _RIDGE * np.eye(x.shape[1])
+        self._weights = np.linalg.solve(gram, x.T @ (costs - self._offset)).astype(np.float64)
+
+    def __call__(self, features: FloatArray) -> FloatArray:
+        result: FloatArray = self._scaled(features) @ self._weights + self._offset
+        return result
+
+    def _scaled(self, features: FloatArray) -> FloatArray:
+        scaled: FloatArray = (features - self._mean) / self._scale
+        return scaled
+
+
+def modelled_costs(logged: Logged) -> list[FloatArray]:
+    """For each decision the cost of each replica, by a model that has not seen the decision's own outcome."""
+    features = [cost_features(decision.snapshot, decision.request) for decision in logged.decisions]
+    taken = np.stack([rows[action] for rows, action in zip(features, logged.actions, strict=True)])
+    # Whole stretches of time are left out: neighbours know too much of each other.
+    fold = np.arange(len(logged)) * _NUM_FOLDS // len(logged)
+    models = [CostModel(taken[fold != index], logged.costs[fold != index]) for index in range(_NUM_FOLDS)]
+    return [models[index](rows) for index, rows in zip(fold, features, strict=True)]
+
+
+# --- Estimates ---
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The mean cost of a policy on the recorded states, and how it compares with what was recorded."""
+
+    #: Mean of the recorded costs.
+    recorded: float
+    #: Self-normalised and doubly robust estimates of the policy's mean cost.
+    self_normalised: float
+    doubly_robust: float
+    #: The doubly robust one minus the recorded mean, and its 95 % interval.
+    difference: float
+    low: float
+    high: float
+    #: Share of decisions in which the policy would have done the same, and of how many decisions the weights are worth.
+    agreement: float
+    effective_size: float
+    num_decisions: int
+
+
+def robust_values(logged: Logged, modelled: Sequence[FloatArray], shares: Sequence[FloatArray]) -> FloatArray:
+    """Of each decision: the model's cost under the policy, corrected by the weighted error of the model."""
+    weights = importance_weights(logged, shares)
+    expected = np.array([float(share @ costs) for share, costs in zip(shares, modelled, strict=True)])
+    at_action = np.array([costs[action] for costs, action in zip(modelled, logged.actions, strict=True)])
+    values: FloatArray = expected + weights * (logged.costs - at_action)
+    return values
+
+
+def importance_weights(logged: Logged, shares: Sequence[FloatArray]) -> FloatArray:
+    """How much more likely the policy takes the recorded action than the recorded policy did."""
+    taken = np.array([share[action] for share, action in zip(shares, logged.actions, strict=True)])
+    return np.minimum(taken / logged.probabilities, MOST_WEIGHT)
+
+
+def estimate(logged: Logged, shares: Sequence[FloatArray], *, seed: int = 0) -> Estimate:
+    """How a policy with these probabilities would have done."""
+    weights = importance_weights(logged, shares)
+    values = robust_values(logged, modelled_costs(logged), shares)
+    difference = values - logged.costs
+    low, high = block_interval(difference, seed=seed)
+    total = float(weights.sum())
+    return Estimate(
+        recorded=float(logged.costs.mean()),
+        self_normalised=float(weights @ logged.costs) / total if total else float("nan"),
+        doubly_robust=float(values.mean()),
+        difference=float(difference.mean()),
+        low=low,
+        high=high,
+        agreement=float(np.mean(weights > 0)),
+        effective_size=total**2 / float(weights @ weights) if total else 0.0,
+        num_decisions=len(logged),
+    )
+
+
+def block_interval(values: FloatArray, *, seed: int, level: float = 0.95) -> tuple[float, float]:
+    """An interval of the mean by a circular block bootstrap (Politis & Romano 1992)."""
+    rng = np.random.default_rng(seed)
+    size = len(values)
+    starts = rng.integers(size, size=(_NUM_RESAMPLES, -(-size // _BLOCK)))
+    sums = np.concatenate(([0.0], np.cumsum(np.concatenate((values, values[:_BLOCK])))))
+    means = (sums[starts + _BLOCK] - sums[starts]).sum(axis=1) / (starts.shape[1] * _BLOCK)
+    tail = 100.0 * (1.0 - level) / 2.0
+    return float(np.percentile(means, tail)), float(np.percentile(means, 100.0 - tail))
+
+
+def _num_open(snapshot: ClusterSnapshot) -> int:
+    return snapshot.num_replicas if snapshot.available is None else int(np.count_nonzero(snapshot.available))

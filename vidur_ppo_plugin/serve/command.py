@@ -1,0 +1,34 @@
+"""`vidur-ppo serve`: the options, the event loop, the log."""
+
+import logging
+import sys
+from dataclasses import dataclass
+
+from .settings import ServeSettings
+
+
+@dataclass
+class Serve(ServeSettings):
+    """Route requests to servers that speak vLLM's API: vidur-ppo serve --backend URL --backend URL --policy NAME.
+
+    An OpenAI-compatible proxy that places each request as in the simulator. docs/serving.md explains everything.
+    """
+
+    def execute(self, overrides: list[str]) -> int:
+        """Serve until told to stop."""
+        try:
+            from .router import run
+            from .running import run_in_loop
+        except ImportError as error:
+            print(f"error: serving needs more: pip install 'vidur-ppo-plugin[serve]' ({error})", file=sys.stderr)
+            return 2
+        logging.basicConfig(
+            level=self.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+        )
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+        try:
+            run_in_loop(run(self, lambda line: print(line, flush=True)))
+        except ValueError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        return 0

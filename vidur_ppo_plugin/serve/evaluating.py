@@ -1,0 +1,77 @@
+"""`vidur-ppo evaluate-log`: what other policies would have reached on a record of real decisions."""
+
+import dataclasses
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from simple_parsing import field
+
+
+@dataclass
+class EvaluateLog:
+    """Estimate what other policies would have reached on a record: vidur-ppo evaluate-log RECORD --policy NAME.
+
+    The record is one of `vidur-ppo serve --record FILE --explore 0.05`. docs/serving.md explains the figures.
+    """
+
+    # The record.
+    record: str = field(positional=True, metavar="RECORD.jsonl")
+    # A policy as for serve; once for each.
+    policy: list[str] = field(default_factory=list, action="append", type=str, metavar="NAME")
+    # What is estimated.
+    cost: str = field(default="latency_s", choices=["latency_s", "ttft_s"])
+    # Seed of ties and of resampling.
+    seed: int = 0
+    # Print one JSON object instead of a table.
+    json: bool = field(default=False, action="store_true")
+
+    def execute(self, overrides: list[str]) -> int:
+        """Read, estimate, print."""
+        given: list[Any] = list(self.policy)
+        names = [name for item in given for name in (item if isinstance(item, list) else [item])]
+        try:
+            results = evaluate(Path(self.record), names or ["least_tokens"], cost=self.cost, seed=self.seed)
+        except ValueError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
+        print(json.dumps(results) if self.json else _table(results, self.cost))
+        return 0
+
+
+def evaluate(path: Path, names: list[str], *, cost: str, seed: int) -> dict[str, dict[str, float]]:
+    """The estimate of each policy, by its name."""
+    from vidur_ppo_plugin.learn.off_policy import estimate, probabilities_of, with_costs
+    from vidur_ppo_plugin.record.decision_log import RecordError, read_record
+
+    from .policies import build_policy
+
+    routers = {name: build_policy(name, seed=seed) for name in names}
+    decisions = read_record(path)
+    try:
+        logged = with_costs(decisions, cost)
+        return {
+            name: dataclasses.asdict(estimate(logged, probabilities_of(router, logged), seed=seed))
+            for name, router in routers.items()
+        }
+    except ValueError as error:
+        raise RecordError(f"{path}: {error}") from error
+
+
+def _table(results: dict[str, dict[str, float]], cost: str) -> str:
+    first = next(iter(results.values()))
+    width = max(6, *(len(name) for name in results))
+    lines = [
+        f"{first['num_decisions']:,} recorded decisions, mean {cost} {first['recorded']:.4f} s",
+        f"{'policy':{width}}  {'same':>6}  {'worth':>8}  {'weighted':>9}  {'robust':>9}  against the record (95 %)",
+    ]
+    for name, result in results.items():
+        share = 100.0 / result["recorded"]
+        lines.append(
+            f"{name:{width}}  {100 * result['agreement']:5.1f}%  {result['effective_size']:8.0f}  "
+            f"{result['self_normalised']:9.4f}  {result['doubly_robust']:9.4f}  "
+            f"{share * result['difference']:+6.1f} %  [{share * result['low']:+.1f}, {share * result['high']:+.1f}]"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,93 @@
+"""Policies by name: a heuristic, a file of `vidur-ppo export`, or the one that comes with the package.
+
+least_tokens                                          a heuristic of ours, or one of Vidur's own
+size_split:threshold_tokens=4096,num_long_replicas=1  one with options
+policy.npz                                            a learned policy
+pretrained@0.25                                       one with a tail preference: 0 for the mean, 1 for the tail
+"""
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from vidur_ppo_plugin._autoload import suggestion
+from vidur_ppo_plugin.hardware.reference import CHUNK_SIZE, reference_roofline
+from vidur_ppo_plugin.policy.exported import ExportedPolicy
+from vidur_ppo_plugin.routing.delay_model import DelayModel
+from vidur_ppo_plugin.routing.routers import HEURISTICS, STOCK, Router, build_router
+
+PRETRAINED = "pretrained"
+SUFFIX = ".npz"
+_SPLIT_DEFAULTS: dict[str, float] = {"threshold_tokens": 4096, "num_long_replicas": 1}
+_WEIGHTS: dict[str, Callable[[str], float]] = {"context_weight": float, "request_weight": float}
+_OPTIONS: dict[str, dict[str, Callable[[str], float]]] = {
+    "least_tokens": _WEIGHTS,
+    "size_split": {"threshold_tokens": int, "num_long_replicas": int, **_WEIGHTS},
+}
+
+
+def build_policy(text: str, *, seed: int) -> Router:
+    """The router that a name stands for; ValueError says what is wrong with it and what would be right."""
+    learned, at, preference = text.rpartition("@") if "@" in text else (text, "", "")
+    if learned == PRETRAINED or learned.endswith(SUFFIX):
+        path = pretrained_file() if learned == PRETRAINED else Path(learned)
+        return ExportedPolicy.load(
+            path,
+            rng=random.Random(seed),
+            delay_model=reference_delay_model(),
+            tail_preference=_preference(text, preference) if at else None,
+        )
+    name, _, rest = text.partition(":")
+    names = (*STOCK, *HEURISTICS)
+    if name not in names:
+        raise ValueError(
+            f"unknown policy {text!r}{suggestion(name, names)}: expected one of {', '.join(names)}, {PRETRAINED}, or "
+            f"a file of `vidur-ppo export` that ends in {SUFFIX}"
+        )
+    options = _options(name, rest)
+    return build_router(name, seed=seed, delay_model=reference_delay_model(), options=options)
+
+
+def is_learned(router: Router) -> bool:
+    """Whether a router was learned, rather than written."""
+    return isinstance(router, ExportedPolicy)
+
+
+def pretrained_file() -> Path:
+    """The exported policy that comes with the package; ValueError if there is none."""
+    path = Path(__file__).parent.parent / PRETRAINED / f"{PRETRAINED}{SUFFIX}"
+    if not path.is_file():
+        raise ValueError(f"policy {PRETRAINED!r}: this version comes without one; name a file of `vidur-ppo export`")
+    return path
+
+
+def reference_delay_model() -> DelayModel:
+    """What work costs on the replica that our scenarios simulate; real ones differ by a factor, which cancels out."""
+    return DelayModel.from_roofline(reference_roofline(), CHUNK_SIZE)
+
+
+def _preference(text: str, number: str) -> float:
+    try:
+        preference = float(number)
+    except ValueError:
+        preference = -1.0
+    if not 0.0 <= preference <= 1.0:
+        raise ValueError(f"policy {text!r}: the tail preference after @ must be >= 0 and <= 1, got {number!r}")
+    return preference
+
+
+def _options(name: str, text: str) -> dict[str, float]:
+    known = _OPTIONS.get(name, {})
+    options = dict(_SPLIT_DEFAULTS) if name == "size_split" else {}
+    for part in filter(None, text.split(",")):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if key not in known or not equals:
+            expected = ", ".join(f"{option}=VALUE" for option in known) or "no options"
+            raise ValueError(f"policy {name}: expected {expected}, got {part!r}")
+        try:
+            options[key] = known[key](value)
+        except ValueError:
+            raise ValueError(f"policy {name}: {key} must be a number, got {value!r}") from None
+        if options[key] < 0:
+            raise ValueError(f"policy {name}: {key} must be >= 0, got {value!r}")
+    return options
