@@ -96,7 +96,7 @@ class Dashboard:
 class Export:
     """Write the policy of a checkpoint as a numpy file that decides without torch: vidur-ppo export CHECKPOINT OUT."""
 
-    # A checkpoint file, a directory of them (its newest `last`), or DIRECTORY/best.
+    # A checkpoint file, a directory of them (its newest `last`), DIRECTORY/best, or pretrained.
     checkpoint: str = field(positional=True, metavar="CHECKPOINT")
     # The file to write, .npz; one that is there is replaced.
     out: str = field(positional=True, metavar="OUT.npz")
@@ -107,7 +107,7 @@ class Export:
         from vidur_ppo_plugin.learn.export import ExportError, export_policy  # imports torch
 
         try:
-            metadata = export_policy(Path(self.checkpoint), Path(self.out))
+            metadata = export_policy(self.checkpoint, Path(self.out))
         except (CheckpointError, ExportError) as error:
             return fail(str(error))
         print(
@@ -240,6 +240,78 @@ class Scenario:
 
 
 @dataclass
+class PretrainedList:
+    """Print the policies that come with the package: size, hash, how they were trained, what was measured."""
+
+    def execute(self, overrides: list[str]) -> int:
+        """Verify and print."""
+        from vidur_ppo_plugin.shipping import list_command
+
+        try:
+            return list_command()
+        except ValueError as error:
+            return fail(str(error))
+
+
+@dataclass
+class PretrainedMake:
+    """Train a policy (or take the run that is finished) and write its files: a checkpoint, a numpy file, metadata."""
+
+    # What to train on, and how, as for train.
+    config: str = field(positional=True, metavar="CONFIG.yaml")
+    # Directory of the training run; one that was interrupted goes on, one that is finished is used as it is.
+    run: str = "training/pretrained"
+    # Directory to write NAME.ckpt, NAME.npz and NAME.json into.
+    out: str = ""
+    # Write them into the package itself, where `pretrained` is found.
+    into_package: bool = field(default=False, action="store_true", alias="--into-package")
+    # The policy's name.
+    name: str = "pretrained"
+    # Which checkpoint of the run: the best evaluation, or the last.
+    checkpoint: str = field(default="best", choices=["best", "last"])
+    # A results directory of compare with this very policy: its figures go into the metadata.
+    measured: str = ""
+    # Worker processes of the training; 0 for one a core.
+    workers: int = 0
+    # Instead of the one in the file.
+    seed: Optional[int] = None  # noqa: UP045
+
+    def execute(self, overrides: list[str]) -> int:
+        """Train, write, report."""
+        from vidur_ppo_plugin import pretrained
+        from vidur_ppo_plugin.shipping import MakeOptions, make_command
+
+        if bool(self.out) == self.into_package:
+            return fail("give either --out DIR or --into-package")
+        try:
+            return make_command(
+                MakeOptions(
+                    config=Path(self.config),
+                    run=Path(self.run),
+                    directory=pretrained.DIRECTORY if self.into_package else Path(self.out),
+                    name=self.name,
+                    which=self.checkpoint,
+                    workers=self.workers,
+                    seed=self.seed,
+                    measured=Path(self.measured) if self.measured else None,
+                )
+            )
+        except ValueError as error:
+            return fail(str(error))
+
+
+@dataclass
+class Pretrained:
+    """The policies that come with the package: vidur-ppo pretrained list | make CONFIG.yaml."""
+
+    command: Any = subparsers({"list": PretrainedList, "make": PretrainedMake})
+
+    def execute(self, overrides: list[str]) -> int:
+        """Pass on."""
+        return int(self.command.execute(overrides))
+
+
+@dataclass
 class Commands:
     """A PPO-trained global scheduler, honest baselines and an offline predictor for Vidur."""
 
@@ -250,6 +322,7 @@ class Commands:
             "capacity": Capacity,
             "scenario": Scenario,
             "train": Train,
+            "pretrained": Pretrained,
             "doctor": Doctor,
             "dashboard": Dashboard,
             "export": Export,

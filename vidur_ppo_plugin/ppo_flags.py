@@ -361,7 +361,11 @@ class RunningFlags:
     """Checkpoints, records and limits."""
 
     inference_only: bool = flag(False, "Act greedily, learn nothing, change nothing.")
-    load_checkpoint: str = flag("", "Checkpoint file or directory to start from.")
+    load_checkpoint: str = flag(
+        "",
+        "What to start from: pretrained (the policy that comes with the package), a checkpoint file, or a directory of "
+        "them. Flags of features, network and prior are those of the checkpoint.",
+    )
     save_checkpoint: str = flag("", "Directory for checkpoints; empty for the run's output directory.")
     checkpoint_interval: int = flag(
         10,

@@ -299,6 +299,12 @@ class Agent:
         self._actor = self._make_actor()
         self.start_run()
 
+    def load_policy(self, network: dict[str, Any]) -> None:
+        """Act with the weights of a network; learning, schedules and statistics begin anew."""
+        self.ppo.network.load_state_dict(network)
+        self._actor = self._make_actor()
+        self.start_run()
+
     def start_run(self) -> None:
         """A new simulation begins: trends start anew, decisions without a reward are dropped."""
         self.features.reset()

@@ -18,7 +18,9 @@ from vidur_ppo_plugin import __version__, checkpoint
 from vidur_ppo_plugin.config import check_scheduler, flag_name, speed_factors, visibility
 from vidur_ppo_plugin.learn.alarms import CollapseAlarm, SafetyLimit
 from vidur_ppo_plugin.learn.build import build_agent, build_curriculum, check_resumed
+from vidur_ppo_plugin.learn.checkpoint_flags import adopt_flags
 from vidur_ppo_plugin.learn.credit_weights import credit_weights
+from vidur_ppo_plugin.learn.policy_checkpoint import is_policy_only, network_weights
 from vidur_ppo_plugin.learn.ppo import NonFiniteUpdate
 from vidur_ppo_plugin.record.metrics import header
 from vidur_ppo_plugin.record.progress import Progress
@@ -53,6 +55,9 @@ class PPOModularScheduler(BaseGlobalScheduler):
 
     def __init__(self, config: Any, replicas: Any) -> None:
         self._flags = config.cluster_config.global_scheduler_config
+        loaded = checkpoint.load(self._flags.load_checkpoint) if self._flags.load_checkpoint else None
+        if loaded is not None:
+            adopt_flags(self._flags, loaded.metadata)
         check_scheduler(self._flags, len(replicas))
         super().__init__(config, replicas)
         flags = self._flags
@@ -89,8 +94,8 @@ class PPOModularScheduler(BaseGlobalScheduler):
         self._checkpoints = (
             Path(flags.save_checkpoint) if flags.save_checkpoint else self._output_dir / CHECKPOINT_DIRECTORY
         )
-        if flags.load_checkpoint:
-            self._load(Path(flags.load_checkpoint))
+        if loaded is not None:
+            self._load(loaded)
         self._demonstrator = self._build_demonstrator(delay_model) if flags.demonstrate_with else None
         self._recorder = self._open_recorder() if self._is_learning else None
         self._progress = Progress(total=getattr(config.request_generator_config, "num_requests", None))
@@ -341,16 +346,18 @@ class PPOModularScheduler(BaseGlobalScheduler):
         if latency_s > 0:
             checkpoint.save_best(self._checkpoints, state, metadata=metadata, metric=latency_s)
 
-    def _load(self, path: Path) -> None:
-        loaded = checkpoint.load(path)
-        expected = {key: self._metadata()[key] for key in ("feature_hash", "network", "prior", "prior_weight")}
-        checkpoint.check_compatible(loaded.metadata, expected)
+    def _load(self, loaded: checkpoint.Checkpoint) -> None:
+        checkpoint.check_compatible(loaded.metadata, {"network": self._metadata()["network"]})
+        if is_policy_only(loaded):
+            self.agent.load_policy(network_weights(loaded))
+            logger.info("ppo_modular: loaded the policy %s", loaded.path)
+            return
         self.agent.load_state_dict(loaded.state["agent"])
         check_resumed(self.agent, self._flags)
         self._rewards.load_state_dict(loaded.state["rewards"])
         if self._curriculum is not None and loaded.state["curriculum"] is not None:
             self._curriculum.load_state_dict(loaded.state["curriculum"])
-        logger.info("ppo_modular: loaded %s (%d updates)", path, self.agent.ppo.num_updates)
+        logger.info("ppo_modular: loaded %s (%d updates)", loaded.path, self.agent.ppo.num_updates)
 
 
 def _or_nan(value: float | None) -> float:
