@@ -13,6 +13,8 @@ from simple_parsing import ArgumentParser, field, subparsers
 from vidur_ppo_plugin import __version__, _autoload
 
 EMBEDDED_DEFAULT = "quickstart.yaml"
+#: Whom the embedded default is compared with.
+COMPARED_BY_DEFAULT = "round_robin,least_tokens"
 
 
 @dataclass
@@ -26,6 +28,9 @@ class Run:
     config: Optional[str] = field(default=None, positional=True, nargs="?", metavar="CONFIG.yaml")  # noqa: UP045
     # Show the equivalent `python -m vidur.main ...` command and do not run it.
     print: bool = field(default=False, action="store_true")
+    # Schedulers to run on the same requests, comma-separated, named as for compare; the embedded default has
+    # round_robin,least_tokens, every other run none.
+    compare: Optional[str] = field(default=None, metavar="A,B")  # noqa: UP045
 
     def execute(self, overrides: list[str]) -> int:
         """Expand, show or run, and print the result."""
@@ -45,10 +50,25 @@ class Run:
         if self.print:
             print(shlex.join(["python", "-m", "vidur.main", *command]))
             return 0
+        return self._run(command)
+
+    def _run(self, command: list[str]) -> int:
+        from vidur_ppo_plugin.compare.beside import format_beside, run_beside
+        from vidur_ppo_plugin.compare.schedulers import SchedulerError, parse_schedulers
         from vidur_ppo_plugin.record.outcome import format_summary
         from vidur_ppo_plugin.sim.launch import run
 
-        print(f"\n{format_summary(run(command))}")
+        text = (COMPARED_BY_DEFAULT if self.config is None else "") if self.compare is None else self.compare
+        try:
+            schedulers = parse_schedulers([name.strip() for name in text.split(",") if name.strip()])
+        except SchedulerError as error:
+            return fail(f"--compare: {error}")
+        outcome = run(command)
+        print(f"\n{format_summary(outcome)}")
+        if self.compare is None:  # nobody asked for a comparison of a scheduler with itself
+            schedulers = [scheduler for scheduler in schedulers if scheduler.kind != outcome.scheduler]
+        if schedulers:
+            print(f"\n{format_beside(outcome, run_beside(outcome, command, schedulers))}")
         return 0
 
 
@@ -354,9 +374,16 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Our own arguments, and the Vidur flags with their values that `run` passes on."""
     if not arguments or arguments[0] != "run":
         return arguments, []
-    options = ("--print", "-h", "--help")
-    own = ["run", *(argument for argument in arguments if argument in options)]
-    passed_on = [argument for argument in arguments[1:] if argument not in options]
+    switches = ("--print", "-h", "--help")
+    own, passed_on = ["run"], []
+    rest = iter(arguments[1:])
+    for argument in rest:
+        if argument in switches or argument.startswith("--compare="):
+            own.append(argument)
+        elif argument == "--compare":
+            own += [argument, *([value] if (value := next(rest, None)) is not None else [])]
+        else:
+            passed_on.append(argument)
     if passed_on and not passed_on[0].startswith("-"):
         own.append(passed_on.pop(0))
     return own, passed_on
