@@ -1,5 +1,6 @@
 """The policy that comes with the package, and making one: by name, with its own flags, verified, small."""
 
+import csv
 import json
 import re
 import shutil
@@ -164,7 +165,16 @@ def test_on_the_command_line_a_default_contradicts_too(small: Pretrained, tmp_pa
 
 
 def test_learning_goes_on_from_a_policy_with_counters_at_zero(small: Pretrained, tmp_path: Path) -> None:
-    ppo(tmp_path, {"load_checkpoint": str(small.checkpoint), "rollout_len": 20, "minibatch_size": 20, "lr": 1e-5})
+    ppo(
+        tmp_path,
+        {
+            "load_checkpoint": str(small.checkpoint),
+            "rollout_len": 20,
+            "minibatch_size": 20,
+            "lr": 1e-5,
+            "guard_interval": 0,
+        },
+    )
     loaded = checkpoint.load(next(tmp_path.rglob("checkpoints")))
     assert loaded.metadata["num_decisions"] == 100 and loaded.metadata["num_updates"] == 5
     before, after = (network_weights(checkpoint.load(path)) for path in (small.checkpoint, loaded.path))
@@ -286,3 +296,42 @@ def test_damage_is_noticed(
     damage(policy)
     with pytest.raises(PretrainedError, match=message):
         policy.verify()
+
+
+# --- Learning on from one ---
+
+
+def test_learning_that_ruins_the_policy_is_undone(small: Pretrained, tmp_path: Path) -> None:
+    """Nothing but entropy counts: without the guard, requests end up anywhere."""
+    flags = {"rollout_len": 20, "minibatch_size": 20, "guard_interval": 1, "lr": 0.03, "entropy_coef": 100.0}
+    flags |= {"max_grad_norm": 100.0, "kl_coef": 0.0, "enable_adaptive_kl": False}
+    busy = {
+        "poisson_request_interval_generator_config_qps": 10.0,
+        "synthetic_request_generator_config_num_requests": 300,
+    }
+
+    def learn(name: str, source: Path, **changes: Any) -> Path:
+        own = {"load_checkpoint": str(source), "save_checkpoint": str(tmp_path / name), **flags, **changes}
+        ppo(tmp_path / f"{name}_run", own, **busy)
+        return tmp_path / name
+
+    def latency_s(source: Path) -> float:
+        own = {"load_checkpoint": str(source), "inference_only": True}
+        return float(ppo(tmp_path / "use", own, **busy).e2e_s.mean)
+
+    loaded_s = latency_s(small.checkpoint)
+    guarded = learn("guarded", small.checkpoint)
+    (table,) = (tmp_path / "guarded_run").rglob("ppo_metrics.csv")
+    rows = list(csv.DictReader(table.open()))
+    assert float(rows[-1]["guard_reverts"]) >= 1
+    assert any(float(row["gain_over_loaded"]) < 0 for row in rows)
+    assert latency_s(guarded) < 1.01 * loaded_s
+    assert latency_s(learn("again", guarded)) < 1.01 * loaded_s  # a run that goes on is guarded too
+    assert latency_s(learn("unguarded", small.checkpoint, guard_interval=0)) > 1.05 * loaded_s
+
+
+def test_where_no_twin_covers_the_cluster_credit_guards(small: Pretrained, tmp_path: Path) -> None:
+    flags = {"load_checkpoint": str(small.checkpoint), "rollout_len": 20, "minibatch_size": 20, "guard_interval": 2}
+    ppo(tmp_path, {**flags, "lr": 0.3}, replica_scheduler_config_type="mnemosyne_edf")
+    (table,) = tmp_path.rglob("ppo_metrics.csv")
+    assert any(row["guard_change"] for row in csv.DictReader(table.open()))
