@@ -165,16 +165,8 @@ def test_on_the_command_line_a_default_contradicts_too(small: Pretrained, tmp_pa
 
 
 def test_learning_goes_on_from_a_policy_with_counters_at_zero(small: Pretrained, tmp_path: Path) -> None:
-    ppo(
-        tmp_path,
-        {
-            "load_checkpoint": str(small.checkpoint),
-            "rollout_len": 20,
-            "minibatch_size": 20,
-            "lr": 1e-5,
-            "guard_interval": 0,
-        },
-    )
+    flags = {"rollout_len": 20, "minibatch_size": 20, "lr": 1e-5, "guard_interval": 0}
+    ppo(tmp_path, {"load_checkpoint": str(small.checkpoint), **flags})
     loaded = checkpoint.load(next(tmp_path.rglob("checkpoints")))
     assert loaded.metadata["num_decisions"] == 100 and loaded.metadata["num_updates"] == 5
     before, after = (network_weights(checkpoint.load(path)) for path in (small.checkpoint, loaded.path))

@@ -367,20 +367,21 @@ class RunningFlags:
         "them. Flags of features, network and prior are those of the checkpoint.",
     )
     guard_interval: int = flag(
-        16,
+        8,
         "Learning on from a loaded policy (not resuming a run): updates between trials against the best weights so "
         "far, which take over again if they are better; 0 for none. Lower it for safety, raise it for speed.",
         low=0,
     )
     guard_requests: int = flag(
-        2048,
+        4096,
         "Latest requests that a trial replays. Raise it for surer verdicts, lower it for speed.",
         low=64,
         high=1_000_000,
     )
     guard_tolerance: float = flag(
         0.01,
-        "Relative loss in a trial that ends in going back even if it may be noise. Lower it for safety, raise it to "
+        "Relative loss in a trial, of the mean or of the slowest 5 per cent, that ends in going back even if it may be "
+        "noise. Lower it for safety, raise it to "
         "learn more boldly.",
         low=0,
     )

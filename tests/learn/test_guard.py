@@ -15,28 +15,32 @@ LATENCIES = RNG.lognormal(size=1000)
 
 
 def test_equal_policies_are_equal() -> None:
-    assert judge(LATENCIES, LATENCIES, 0.3) == Verdict(0.0, 0.0)
-    assert not Verdict(0.0, 0.0).is_worse and not Verdict(0.0, 0.0).is_better
+    same = judge(LATENCIES, LATENCIES, 0.3)
+    assert same == Verdict(0.0, 0.0, 0.0)
+    assert not same.is_worse(0.0) and not same.is_better(0.0)
 
 
 @pytest.mark.parametrize("preference", [0.0, 0.5, 1.0])
 def test_a_policy_that_is_slower_throughout_is_worse_by_that_much(preference: float) -> None:
     verdict = judge(1.1 * LATENCIES, LATENCIES, preference)
     assert verdict.change == pytest.approx(0.1) and verdict.error == pytest.approx(0.0, abs=1e-9)
-    assert verdict.is_worse and not verdict.is_better
-    assert judge(0.9 * LATENCIES, LATENCIES, preference).is_better
+    assert verdict.is_worse(1.0) and not verdict.is_better(1.0)
+    assert judge(0.9 * LATENCIES, LATENCIES, preference).is_better(0.0)
 
 
 def test_the_preference_weighs_the_slowest() -> None:
     changed = LATENCIES * np.where(np.quantile(LATENCIES, 0.95) < LATENCIES, 1.5, 0.8)
-    assert judge(changed, LATENCIES, 0.0).is_better
-    assert judge(changed, LATENCIES, 1.0).is_worse
+    assert judge(changed, LATENCIES, 0.0).is_better(1.0)
+    assert judge(changed, LATENCIES, 1.0).is_worse(1.0)
+    assert judge(changed, LATENCIES, 0.0).is_worse(0.01)  # the tail pays more than is borne
 
 
 def test_what_may_be_noise_is_neither() -> None:
-    verdict = judge(LATENCIES * RNG.lognormal(sigma=0.5, size=1000), LATENCIES * 1.13, 0.0)
-    assert abs(verdict.change) < verdict.error or not (verdict.is_worse and verdict.is_better)
-    assert not Verdict(0.01, 0.02).is_worse and not Verdict(-0.01, 0.02).is_better
+    noise = judge(LATENCIES * RNG.lognormal(sigma=0.3, size=1000), LATENCIES * np.exp(0.3**2 / 2), 0.0)
+    assert abs(noise.change) < 2 * noise.error and noise.error > 0.005
+    for change in (0.01, -0.01):
+        verdict = Verdict(change, 0.02, change)
+        assert not verdict.is_worse(0.05) and not verdict.is_better(0.05)
 
 
 class Replay:

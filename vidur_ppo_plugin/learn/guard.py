@@ -30,26 +30,28 @@ _NUM_STRETCHES = 8
 _TAIL_SHARE = 0.05
 # The replica queues of a replay are empty at first: this share of its requests is not judged.
 _WARM_UP_SHARE = 0.125
-# Standard errors beyond which a difference is not noise: to give up a policy, and to prefer it.
-_SURE_WORSE, _SURE_BETTER = 1.0, 1.0
+# Standard errors beyond which a difference is not noise: a wrong step back costs little, a wrong step forward stays.
+_SURE_WORSE, _SURE_BETTER = 1.0, 2.0
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Relative change of a policy against another, below 0 if it is better, and the standard error of that."""
+    """Relative change of a policy against another, below 0 if it is better, and the standard error of that.
+
+    `worst` is the larger of the changes that `change` weighs: no gain makes up for a loss elsewhere.
+    """
 
     change: float
     error: float
+    worst: float
 
-    @property
-    def is_worse(self) -> bool:
-        """Beyond noise."""
-        return self.change > _SURE_WORSE * self.error and self.change > 0
+    def is_worse(self, tolerance: float) -> bool:
+        """Beyond noise, or so much that it is not waited for to be sure."""
+        return self.change > max(0.0, _SURE_WORSE * self.error) or self.worst > tolerance
 
-    @property
-    def is_better(self) -> bool:
-        """Beyond noise."""
-        return self.change < -_SURE_BETTER * self.error and self.change < 0
+    def is_better(self, tolerance: float) -> bool:
+        """Beyond noise, and nowhere worse than is borne."""
+        return self.change < min(0.0, -_SURE_BETTER * self.error) and self.worst <= tolerance
 
 
 def judge(ours_s: FloatArray, theirs_s: FloatArray, tail_preference: float) -> Verdict:
@@ -58,12 +60,11 @@ def judge(ours_s: FloatArray, theirs_s: FloatArray, tail_preference: float) -> V
     pairs = zip(
         np.array_split(ours_s[first:], _NUM_STRETCHES), np.array_split(theirs_s[first:], _NUM_STRETCHES), strict=True
     )
-    changes = [
-        (1.0 - tail_preference) * (ours.mean() / theirs.mean() - 1.0)
-        + tail_preference * (_slowest(ours) / _slowest(theirs) - 1.0)
-        for ours, theirs in pairs
-    ]
-    return _verdict(changes)
+    changes = np.array(
+        [(ours.mean() / theirs.mean() - 1.0, _slowest(ours) / _slowest(theirs) - 1.0) for ours, theirs in pairs]
+    )
+    weighed = changes @ (1.0 - tail_preference, tail_preference)
+    return _verdict(weighed.tolist(), worst=float(changes.mean(axis=0).max()))
 
 
 def _slowest(latencies_s: FloatArray) -> float:
@@ -71,9 +72,10 @@ def _slowest(latencies_s: FloatArray) -> float:
     return float(np.partition(latencies_s, -count)[-count:].mean())
 
 
-def _verdict(changes: list[float]) -> Verdict:
+def _verdict(changes: list[float], worst: float | None = None) -> Verdict:
+    change = float(np.mean(changes))
     error = float(np.std(changes, ddof=1)) / math.sqrt(len(changes)) if len(changes) > 1 else math.inf
-    return Verdict(float(np.mean(changes)), error)
+    return Verdict(change, error, change if worst is None else worst)
 
 
 @dataclass
@@ -85,7 +87,7 @@ class PolicyGuard:
     replay: Replay | None
     #: Updates between trials.
     interval: int
-    #: Change that is borne although it may be noise.
+    #: Loss in the mean or in the tail that is borne although it may be noise.
     tolerance: float
     tail_preference: float
     best: Network = field(default_factory=dict)
@@ -112,7 +114,7 @@ class PolicyGuard:
     def finish(self) -> None:
         """The run is over: what is saved is the best, unless the present weights have proved better."""
         verdict = self._judge()
-        if verdict is None or not verdict.is_better:
+        if verdict is None or not verdict.is_better(self.tolerance):
             self._revert()
         else:
             self.best = self._present()
@@ -121,9 +123,9 @@ class PolicyGuard:
         verdict = self._judge()
         if verdict is None:
             return {}
-        if verdict.is_better and self.replay is not None:
+        if self.replay is not None and verdict.is_better(self.tolerance):
             self.best = self._present()
-        elif verdict.is_worse or verdict.change > self.tolerance:
+        elif verdict.is_worse(self.tolerance):
             self._revert()
             self.num_reverts += 1
             logger.info(
