@@ -131,11 +131,23 @@ def figures(watched: dict[str, Watched], scenario: Scenario) -> dict[str, dict[s
             "size_edges": edges.tolist(),
             "load_rank_by_size": [float(one.load_rank[sizes == size].mean()) for size in range(NUM_SIZES)],
             "prior_choice_by_size": [float((one.load_rank[sizes == size] == 0).mean()) for size in range(NUM_SIZES)],
+            # [sizes, replicas by load]: to the emptiest, to the second emptiest, ...
+            "rank_share_by_size": [_rank_shares(one, sizes == size) for size in range(NUM_SIZES)],
             "meets_long_by_size": [
                 float(one.meets_long[(sizes == size) & some_long & some_free].mean()) for size in range(NUM_SIZES)
             ],
         }  # fmt: skip
     return result
+
+
+def _rank_shares(one: Watched, mask: NDArray[np.bool_]) -> list[float]:
+    """The share of some requests that went to the replica of each rank by load; equal loads share a rank evenly."""
+    load, chosen = one.load[mask], one.replica[mask].astype(int)
+    own = load[np.arange(len(load)), chosen][:, None]
+    lower, equal = (load < own).sum(axis=1), (load == own).sum(axis=1)
+    ranks = np.arange(load.shape[1])[None, :]
+    shares = ((ranks >= lower[:, None]) & (ranks < (lower + equal)[:, None])) / equal[:, None]
+    return [float(share) for share in shares.mean(axis=0)]
 
 
 def size_edges(prompt_tokens: Array) -> Array:
@@ -176,7 +188,8 @@ def draw(result: dict[str, dict[str, Any]], watched: dict[str, Watched], scenari
         axes.set_title(title, loc="left", fontsize=8)
     panels[0].set_ylabel("fraction of requests")
     panels[0].legend(fontsize=7, frameon=False)
-    return [*paths, _save(figure, out / f"why_latency_{scenario.name}.png"), _bars(result, scenario, out)]
+    paths.append(_save(figure, out / f"why_latency_{scenario.name}.png"))
+    return [*paths, _bars(result, scenario, out), _choices(result, scenario, out)]
 
 
 def _bars(result: dict[str, dict[str, Any]], scenario: Scenario, out: Path) -> Path:
@@ -195,6 +208,26 @@ def _bars(result: dict[str, dict[str, Any]], scenario: Scenario, out: Path) -> P
     return _save(figure, out / f"why_sharing_{scenario.name}.png")
 
 
+def _choices(result: dict[str, dict[str, Any]], scenario: Scenario, out: Path) -> Path:
+    """Where a prompt of some size goes: to the emptiest replica, the second emptiest, ..."""
+    figure, panels = _figure(1, len(result), (2.6 * len(result) + 0.6, 3.0))
+    for axes, (label, row) in zip(panels, result.items(), strict=True):
+        shares = np.array(row["rank_share_by_size"])
+        axes.imshow(100 * shares, cmap="Blues", vmin=0, vmax=100, aspect="auto", origin="lower")
+        for size, rank in np.ndindex(*shares.shape):
+            share = shares[size, rank]
+            colour = "w" if share > 0.6 else "k"
+            axes.text(rank, size, f"{100 * share:.0f}", ha="center", va="center", fontsize=6, color=colour)
+        edges = np.array(row["size_edges"])
+        axes.set_yticks(range(NUM_SIZES), [f"{middle:.0f}" for middle in np.sqrt(edges[1:] * edges[:-1])])
+        axes.set_xticks(range(shares.shape[1]), [str(rank + 1) for rank in range(shares.shape[1])])
+        axes.set_xlabel("replica, by load (1: least)")
+        axes.set_title(label, loc="left", fontsize=8)
+        axes.grid(visible=False)
+    panels[0].set_ylabel("prompt (tokens)")
+    return _save(figure, out / f"why_choice_{scenario.name}.png")
+
+
 def _figure(rows: int, columns: int, inches: tuple[float, float]) -> tuple[Figure, Any]:
     figure = Figure(figsize=inches, dpi=160, layout="constrained")
     FigureCanvasAgg(figure)
@@ -203,6 +236,8 @@ def _figure(rows: int, columns: int, inches: tuple[float, float]) -> tuple[Figur
         axes.grid(color="#e3e6ea", linewidth=0.6)
         axes.set_axisbelow(True)
         axes.tick_params(labelsize=7)
+        axes.xaxis.label.set_fontsize(8)
+        axes.yaxis.label.set_fontsize(8)
         axes.spines[["top", "right"]].set_visible(False)
     return figure, panels
 
