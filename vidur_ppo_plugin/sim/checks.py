@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from vidur_ppo_plugin import checkpoint
-from vidur_ppo_plugin.config import check_scheduler, check_workload, flag_name, speed_factors
+from vidur_ppo_plugin.config import check_scheduler, check_workload, flag_name, speed_factors, validate
 from vidur_ppo_plugin.learn.checkpoint_flags import adopt_flags
 
 from . import config_types
@@ -41,6 +41,7 @@ def command_line_problems(flat_config: Any) -> list[str]:
 
 def _check_scheduler(flags: Any, num_replicas: int) -> None:
     """Its flags, and the files that they name."""
+    validate(flags)
     path = getattr(flags, "load_checkpoint", None)
     if path:
         try:
