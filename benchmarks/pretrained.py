@@ -57,18 +57,15 @@ def cases() -> dict[str, dict[str, Scenario]]:
         },
         # Capacities found as those of the scenarios, by `compare.capacity.find_capacity`.
         "models": {
-            "mixed, Llama-2-70B tp 4 on H100": _with(mixed, LLAMA_70B_ON_H100, MIXED_70B_QPS),
-            "mixed_long, Llama-2-70B tp 4 on H100": _with(mixed_long, LLAMA_70B_ON_H100, MIXED_LONG_70B_QPS),
+            "mixed, Llama-2-70B tp 4 on H100": _with(mixed, LLAMA_70B_ON_H100, 32.4),
+            "mixed_long, Llama-2-70B tp 4 on H100": _with(mixed_long, LLAMA_70B_ON_H100, 23.5),
         },
         "schedulers": {
             "mixed, sarathi": mixed,
-            "mixed, vllm": _with(mixed, VLLM, MIXED_VLLM_QPS),
+            "mixed, vllm": _with(mixed, VLLM, 36.1),
             "arXiv-like, vllm": find_scenario("vllm"),
         },
     }
-
-
-MIXED_70B_QPS, MIXED_LONG_70B_QPS, MIXED_VLLM_QPS = 1.0, 1.0, 1.0
 
 
 def _with(scenario: Scenario, flags: dict[str, Any], qps: float) -> Scenario:
