@@ -136,9 +136,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", default="pretrained")
     parser.add_argument("--scenarios", default="mixed_long,mixed")
-    parser.add_argument(
-        "--tails", default="0,0.25,0.5,0.75,1", type=lambda text: [float(part) for part in text.split(",")]
-    )
+    parser.add_argument("--tails", default="0,0.25,0.5,0.75,1")
     parser.add_argument("--trace", type=Path)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--requests", type=int, help="of each run; the scenario's own unless given")

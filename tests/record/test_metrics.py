@@ -10,12 +10,13 @@ ROOT = Path(__file__).parents[2]
 
 REQUIRED = str.split("""
     total_reward absolute_score delta_score logistic_penalty latency_penalty balance_penalty queue_penalty latency_bonus
-    reference_gain queue_delay marginal_delay reward_mean reward_std reward_min reward_max look_ahead entropy approx_kl clipfrac
+    reference_gain queue_delay marginal_delay reward_mean reward_std reward_min reward_max entropy approx_kl clipfrac
     explained_variance policy_loss value_loss grad_norm kl_coef learning_rate entropy_coef epsilon temperature
     temp_is_pulsing kl_reference bc_loss latency_mean latency_p50 latency_p90 latency_p99 ttft_p50 ttft_p90 ttft_p99
     tbt_p99 throughput_requests throughput_tokens batch_size load_spread safety_events collapse_alarm curriculum_stage
     update decisions simulated_time time_simulating_share time_deciding_share time_learning_share
-    gain_over_prior gain_over_loaded guard_change guard_reverts attention_self attention_max attention_entropy
+    look_ahead gain_over_prior gain_over_loaded guard_change guard_reverts
+    attention_self attention_max attention_entropy
 """)
 
 
