@@ -45,7 +45,7 @@ def draw(table: Gains, policy: str, path: Path, note: str) -> None:
     """One PNG."""
     schedulers = list(next(iter(table.values())))
     scenarios = list(next(iter(next(iter(table.values())).values())))
-    width, height = 1.9 + 0.72 * len(scenarios), len(table) * (0.55 + 0.27 * len(schedulers)) + 1.0
+    width, height = max(6.6, 1.9 + 0.72 * len(scenarios)), len(table) * (0.55 + 0.27 * len(schedulers)) + 1.0
     figure = Figure(figsize=(width, height), dpi=160, layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(table), 1, sharex=True, squeeze=False)[:, 0]

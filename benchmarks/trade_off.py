@@ -38,6 +38,7 @@ HEURISTICS = (
 MEAN, TAIL = "e2e_mean", "e2e_p99"
 # Beyond this nobody would use a scheduler: it would only squeeze the others in the picture.
 _MOST_SHOWN = 1.0
+_MARKERS = ("x", "+", "v", "s", "d", "^", "*", "<")
 
 
 def splits(scenario: Scenario) -> list[SchedulerSpec]:
@@ -101,11 +102,9 @@ def draw(name: str, result: dict[str, Any], path: Path) -> None:
     axes.scatter(*_columns(split), s=12, color="#d55e00", alpha=0.6, label=f"{TUNED}, every setting")
     front = sorted(_front(split), key=lambda point: point[MEAN]["change"])
     axes.plot(*_columns(front), color="#d55e00", linewidth=1, alpha=0.6)
-    for label, point in shown.items():
-        if not label.startswith(TUNED):
-            axes.scatter(*_columns([point]), s=18, color="#1c1f23")
-            axes.annotate(label, [values[0] for values in _columns([point])], fontsize=7, xytext=(4, 3),
-                          textcoords="offset points")  # fmt: skip
+    named = [(label, point) for label, point in shown.items() if not label.startswith(TUNED)]
+    for marker, (label, point) in zip(_MARKERS, named, strict=False):
+        axes.scatter(*_columns([point]), s=26, color="#1c1f23", marker=marker, label=label, alpha=0.8)
     policy = list(result["policy"].items())
     axes.plot(*_columns([point for _, point in policy]), color="#0072b2", marker="o", markersize=5, label="policy")
     for label, point in policy:
