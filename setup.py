@@ -101,6 +101,8 @@ def read_version() -> str:
     raise RuntimeError("vidur_ppo_plugin/__init__.py has no __version__")
 
 
+#: The policies that come with the package.
+PRETRAINED = ["pretrained/*.ckpt", "pretrained/*.npz", "pretrained/*.json"]
 RL = ["stable-baselines3>=2.4"]
 SERVE = [
     "uvicorn>=0.30",
@@ -133,7 +135,7 @@ setup(
     # Makes editable installs a plain path entry; setuptools would otherwise add an import finder to every start.
     package_dir={"": "."},
     packages=find_packages(include=["vidur_ppo_plugin", "vidur_ppo_plugin.*"]),
-    package_data={"vidur_ppo_plugin": ["py.typed", "*.yaml", "compare/assets/*"]},
+    package_data={"vidur_ppo_plugin": ["py.typed", "*.yaml", "compare/assets/*", *PRETRAINED]},
     # PyPI's vidur has breaking changes between releases: this range is the one we test.
     install_requires=[
         "vidur>=0.0.26,<0.0.27",

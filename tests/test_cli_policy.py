@@ -109,7 +109,8 @@ def test_the_exported_policy_runs_without_torch(trained: Path, tmp_path: Path) -
     done = subprocess.run([sys.executable, "-c", code, str(out)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     actor, _ = NumpyActor.load(out)
-    inputs = [np.ones(size, dtype=np.float32) for size in ((2, actor.shape["num_replica_features"]), 9, 2)]
+    sizes = (2, actor.shape["num_replica_features"]), actor.shape["num_request_features"], 2
+    inputs = [np.ones(size, dtype=np.float32) for size in sizes]
     np.testing.assert_allclose([float(text) for text in done.stdout.split()], actor.logits(*inputs), atol=1e-6)
 
 

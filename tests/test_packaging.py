@@ -160,6 +160,7 @@ def test_contents_of_the_wheel(wheel: Path) -> None:
         names = set(archive.namelist())
     sources = {str(path.relative_to(ROOT)) for path in (ROOT / PACKAGE).rglob("*.py")}
     assert sources <= names
+    assert {f"{PACKAGE}/pretrained/pretrained{suffix}" for suffix in (".ckpt", ".npz", ".json")} <= names
     assert {f"{PACKAGE}/quickstart.yaml", f"{PACKAGE}/py.typed", *START_UP_FILES} <= names
     scenarios = {f"{PACKAGE}/scenarios/{path.name}" for path in (ROOT / "configs" / "scenarios").glob("*.yaml")}
     assert scenarios and scenarios <= names

@@ -20,6 +20,7 @@ LEVELS = [
     ["policy"],
     ["config"],  # config, record and checkpoint: used from `learn` upward
     ["record"],
+    ["pretrained"],
     ["checkpoint"],
     ["learn"],
     ["twin"],
@@ -28,7 +29,14 @@ LEVELS = [
     ["train", "compare", "serve"],
     ["plugin", "cli"],
 ]
-SAME_ROOM = {"doctor": "cli", "__main__": "cli", "flag": "config", "ppo_flags": "config", "workload_flags": "config"}
+SAME_ROOM = {
+    "doctor": "cli",
+    "shipping": "cli",
+    "__main__": "cli",
+    "flag": "config",
+    "ppo_flags": "config",
+    "workload_flags": "config",
+}
 FREE_TO_USE = {"__init__", "_autoload"}  # the version and the hook: they know nothing, anyone may know them
 
 VIDUR_ANYWHERE = {"sim"}

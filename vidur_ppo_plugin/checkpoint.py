@@ -29,7 +29,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from vidur_ppo_plugin import __version__
+from vidur_ppo_plugin import __version__, pretrained
 
 logger = logging.getLogger(__name__)
 
@@ -73,20 +73,22 @@ def save(directory: Path, name: str, state: dict[str, Any], *, metadata: dict[st
     """
     if not _NAME.fullmatch(name):
         raise CheckpointError(f"a checkpoint's name has letters, digits, '_', '.' and '-' only, got {name!r}")
-    import torch
-
-    payload = io.BytesIO()
-    torch.save(_encode(state, ""), payload)
+    chunks = _chunks(state, metadata)
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
     _remove_abandoned_staging(directory)
     known = _generations(directory, name)
     destination = directory / f"{name}-{(known[0][0] if known else 0) + 1:08d}.ckpt"
-    _write_atomically(destination, [_head(payload.getbuffer(), metadata), payload.getbuffer()])
+    _write_atomically(destination, chunks)
     for _, old in _generations(directory, name)[max(1, keep) :]:
         with contextlib.suppress(OSError):  # the new checkpoint is safe; an old one too many does no harm
             old.unlink()
     return destination
+
+
+def write(destination: Path, state: dict[str, Any], *, metadata: dict[str, Any]) -> None:
+    """The same to a file of its own, without generations; one that is there is replaced as a whole."""
+    _write_atomically(destination, _chunks(state, metadata))
 
 
 def save_best(
@@ -105,6 +107,15 @@ def save_best(
             if (metric >= reached) if lower_is_better else (metric <= reached):
                 return None
     return save(directory, BEST, state, metadata={**metadata, _BEST_METRIC: float(metric)}, keep=1)
+
+
+def _chunks(state: dict[str, Any], metadata: dict[str, Any]) -> list[Any]:
+    """What is in the file of a checkpoint."""
+    import torch
+
+    payload = io.BytesIO()
+    torch.save(_encode(state, ""), payload)
+    return [_head(payload.getbuffer(), metadata), payload.getbuffer()]
 
 
 def _head(payload: memoryview, metadata: dict[str, Any]) -> bytes:
@@ -176,9 +187,10 @@ def _is_abandoned(path: Path, host: str, pid: int) -> bool:
 def load(path: Path | str) -> Checkpoint:
     """Read and verify a checkpoint: a file, a directory (then its newest `last`), or `directory/name`.
 
-    Never falls back to another file by itself; the error says which earlier one is good.
+    A text (not a Path) may also be the name of a policy that came with the package: `pretrained`. Never falls back to
+    another file by itself; the error says which earlier one is good.
     """
-    file = _resolve(Path(path))
+    file = find(path)
     try:
         return _load_file(file)
     except CheckpointError as error:
@@ -187,7 +199,7 @@ def load(path: Path | str) -> Checkpoint:
 
 def verify(path: Path | str) -> dict[str, Any]:
     """The metadata of what `load` would read, after the same checks of the file; without torch."""
-    file = _resolve(Path(path))
+    file = find(path)
     try:
         manifest, _ = _read(file, with_payload=True)
     except CheckpointError as error:
@@ -229,7 +241,12 @@ def _generations(directory: Path, name: str | None) -> list[tuple[int, Path]]:
     return sorted(found, reverse=True)
 
 
-def _resolve(path: Path) -> Path:
+def find(path: Path | str) -> Path:
+    """The file that `load` would read; CheckpointError if there is none."""
+    shipped = pretrained.find(path)
+    if shipped is not None:
+        return shipped.checkpoint
+    path = Path(path)
     if path.is_file():
         return path
     directory, name = (path, LAST) if path.is_dir() else (path.parent, path.name)

@@ -16,6 +16,8 @@ from vidur_ppo_plugin.serve.evaluating import EvaluateLog
 from vidur_ppo_plugin.serve.standin.command import StandInCommand
 
 EMBEDDED_DEFAULT = "quickstart.yaml"
+#: Whom the embedded default is compared with.
+COMPARED_BY_DEFAULT = "round_robin,least_tokens"
 
 
 @dataclass
@@ -29,6 +31,9 @@ class Run:
     config: Optional[str] = field(default=None, positional=True, nargs="?", metavar="CONFIG.yaml")  # noqa: UP045
     # Show the equivalent `python -m vidur.main ...` command and do not run it.
     print: bool = field(default=False, action="store_true")
+    # Schedulers to run on the same requests, comma-separated, named as for compare; the embedded default has
+    # round_robin,least_tokens, every other run none.
+    compare: Optional[str] = field(default=None, metavar="A,B")  # noqa: UP045
 
     def execute(self, overrides: list[str]) -> int:
         """Expand, show or run, and print the result."""
@@ -48,10 +53,25 @@ class Run:
         if self.print:
             print(shlex.join(["python", "-m", "vidur.main", *command]))
             return 0
+        return self._run(command)
+
+    def _run(self, command: list[str]) -> int:
+        from vidur_ppo_plugin.compare.beside import format_beside, run_beside
+        from vidur_ppo_plugin.compare.schedulers import SchedulerError, parse_schedulers
         from vidur_ppo_plugin.record.outcome import format_summary
         from vidur_ppo_plugin.sim.launch import run
 
-        print(f"\n{format_summary(run(command))}")
+        text = (COMPARED_BY_DEFAULT if self.config is None else "") if self.compare is None else self.compare
+        try:
+            schedulers = parse_schedulers([name.strip() for name in text.split(",") if name.strip()])
+        except SchedulerError as error:
+            return fail(f"--compare: {error}")
+        outcome = run(command)
+        print(f"\n{format_summary(outcome)}")
+        if self.compare is None:  # nobody asked for a comparison of a scheduler with itself
+            schedulers = [scheduler for scheduler in schedulers if scheduler.kind != outcome.scheduler]
+        if schedulers:
+            print(f"\n{format_beside(outcome, run_beside(outcome, command, schedulers))}")
         return 0
 
 
@@ -99,7 +119,7 @@ class Dashboard:
 class Export:
     """Write the policy of a checkpoint as a numpy file that decides without torch: vidur-ppo export CHECKPOINT OUT."""
 
-    # A checkpoint file, a directory of them (its newest `last`), or DIRECTORY/best.
+    # A checkpoint file, a directory of them (its newest `last`), DIRECTORY/best, or pretrained.
     checkpoint: str = field(positional=True, metavar="CHECKPOINT")
     # The file to write, .npz; one that is there is replaced.
     out: str = field(positional=True, metavar="OUT.npz")
@@ -110,7 +130,7 @@ class Export:
         from vidur_ppo_plugin.learn.export import ExportError, export_policy  # imports torch
 
         try:
-            metadata = export_policy(Path(self.checkpoint), Path(self.out))
+            metadata = export_policy(self.checkpoint, Path(self.out))
         except (CheckpointError, ExportError) as error:
             return fail(str(error))
         print(
@@ -257,6 +277,78 @@ class Scenario:
 
 
 @dataclass
+class PretrainedList:
+    """Print the policies that come with the package: size, hash, how they were trained, what was measured."""
+
+    def execute(self, overrides: list[str]) -> int:
+        """Verify and print."""
+        from vidur_ppo_plugin.shipping import list_command
+
+        try:
+            return list_command()
+        except ValueError as error:
+            return fail(str(error))
+
+
+@dataclass
+class PretrainedMake:
+    """Train a policy (or take the run that is finished) and write its files: a checkpoint, a numpy file, metadata."""
+
+    # What to train on, and how, as for train.
+    config: str = field(positional=True, metavar="CONFIG.yaml")
+    # Directory of the training run; one that was interrupted goes on, one that is finished is used as it is.
+    run: str = "training/pretrained"
+    # Directory to write NAME.ckpt, NAME.npz and NAME.json into.
+    out: str = ""
+    # Write them into the package itself, where `pretrained` is found.
+    into_package: bool = field(default=False, action="store_true", alias="--into-package")
+    # The policy's name.
+    name: str = "pretrained"
+    # Which checkpoint of the run: the best evaluation, or the last.
+    checkpoint: str = field(default="best", choices=["best", "last"])
+    # A results directory of compare with this very policy: its figures go into the metadata.
+    measured: str = ""
+    # Worker processes of the training; 0 for one a core.
+    workers: int = 0
+    # Instead of the one in the file.
+    seed: Optional[int] = None  # noqa: UP045
+
+    def execute(self, overrides: list[str]) -> int:
+        """Train, write, report."""
+        from vidur_ppo_plugin import pretrained
+        from vidur_ppo_plugin.shipping import MakeOptions, make_command
+
+        if bool(self.out) == self.into_package:
+            return fail("give either --out DIR or --into-package")
+        try:
+            return make_command(
+                MakeOptions(
+                    config=Path(self.config),
+                    run=Path(self.run),
+                    directory=pretrained.DIRECTORY if self.into_package else Path(self.out),
+                    name=self.name,
+                    which=self.checkpoint,
+                    workers=self.workers,
+                    seed=self.seed,
+                    measured=Path(self.measured) if self.measured else None,
+                )
+            )
+        except ValueError as error:
+            return fail(str(error))
+
+
+@dataclass
+class Pretrained:
+    """The policies that come with the package: vidur-ppo pretrained list | make CONFIG.yaml."""
+
+    command: Any = subparsers({"list": PretrainedList, "make": PretrainedMake})
+
+    def execute(self, overrides: list[str]) -> int:
+        """Pass on."""
+        return int(self.command.execute(overrides))
+
+
+@dataclass
 class Commands:
     """A PPO-trained global scheduler, honest baselines and an offline predictor for Vidur."""
 
@@ -270,6 +362,7 @@ class Commands:
             "serve": Serve,
             "standin": StandInCommand,
             "evaluate-log": EvaluateLog,
+            "pretrained": Pretrained,
             "doctor": Doctor,
             "dashboard": Dashboard,
             "export": Export,
@@ -301,9 +394,16 @@ def split_arguments(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Our own arguments, and the Vidur flags with their values that `run` passes on."""
     if not arguments or arguments[0] != "run":
         return arguments, []
-    options = ("--print", "-h", "--help")
-    own = ["run", *(argument for argument in arguments if argument in options)]
-    passed_on = [argument for argument in arguments[1:] if argument not in options]
+    switches = ("--print", "-h", "--help")
+    own, passed_on = ["run"], []
+    rest = iter(arguments[1:])
+    for argument in rest:
+        if argument in switches or argument.startswith("--compare="):
+            own.append(argument)
+        elif argument == "--compare":
+            own += [argument, *([value] if (value := next(rest, None)) is not None else [])]
+        else:
+            passed_on.append(argument)
     if passed_on and not passed_on[0].startswith("-"):
         own.append(passed_on.pop(0))
     return own, passed_on

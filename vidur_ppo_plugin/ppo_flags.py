@@ -192,8 +192,8 @@ class LearningFlags:
     )
     kl_ref_coef: float = flag(
         0.0,
-        "Pull at the start towards the prior or, after a warm start, the cloned policy. Raise it if learning "
-        "forgets, lower it if it is held back.",
+        "Pull at the start towards the prior or, after a warm start, the cloned policy, or the policy that was loaded. "
+        "Raise it if learning forgets, lower it if it is held back.",
         low=0,
     )
     kl_ref_steps: int = flag(
@@ -361,7 +361,30 @@ class RunningFlags:
     """Checkpoints, records and limits."""
 
     inference_only: bool = flag(False, "Act greedily, learn nothing, change nothing.")
-    load_checkpoint: str = flag("", "Checkpoint file or directory to start from.")
+    load_checkpoint: str = flag(
+        "",
+        "What to start from: pretrained (the policy that comes with the package), a checkpoint file, or a directory of "
+        "them. Flags of features, network and prior are those of the checkpoint.",
+    )
+    guard_interval: int = flag(
+        8,
+        "Learning on from a loaded policy (not resuming a run): updates between trials against the best weights so "
+        "far, which take over again if they are better; 0 for none. Lower it for safety, raise it for speed.",
+        low=0,
+    )
+    guard_requests: int = flag(
+        4096,
+        "Latest requests that a trial replays. Raise it for surer verdicts, lower it for speed.",
+        low=64,
+        high=1_000_000,
+    )
+    guard_tolerance: float = flag(
+        0.01,
+        "Relative loss in a trial, of the mean or of the slowest 5 per cent, that ends in going back even if it may be "
+        "noise. Lower it for safety, raise it to "
+        "learn more boldly.",
+        low=0,
+    )
     save_checkpoint: str = flag("", "Directory for checkpoints; empty for the run's output directory.")
     checkpoint_interval: int = flag(
         10,

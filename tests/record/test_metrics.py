@@ -15,7 +15,8 @@ REQUIRED = str.split("""
     temp_is_pulsing kl_reference bc_loss latency_mean latency_p50 latency_p90 latency_p99 ttft_p50 ttft_p90 ttft_p99
     tbt_p99 throughput_requests throughput_tokens batch_size load_spread safety_events collapse_alarm curriculum_stage
     update decisions simulated_time time_simulating_share time_deciding_share time_learning_share
-    gain_over_prior attention_self attention_max attention_entropy
+    look_ahead gain_over_prior gain_over_loaded guard_change guard_reverts
+    attention_self attention_max attention_entropy
 """)
 
 

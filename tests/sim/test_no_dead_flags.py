@@ -13,7 +13,9 @@ import pytest
 from packaging_tools import ROOT, run_python
 from simulation import simulate
 
+from vidur_ppo_plugin import checkpoint
 from vidur_ppo_plugin.config import PPOModularFlags
+from vidur_ppo_plugin.learn.policy_checkpoint import save_policy
 
 PREFIX = "p_p_o_global_scheduler_modular_config_"
 
@@ -55,6 +57,7 @@ CONTEXTS: dict[str, dict[str, Any]] = {
         "roofline_execution_time_predictor_config_replica_speed_factors": [8.0, 1.0, 1.0, 1.0],
         "poisson_request_interval_generator_config_qps": 2.0,
     },
+    "from a policy": {"load_checkpoint": "{policy}", "guard_interval": 1, "lr": 0.03},
     "limit": {"latency_limit_s": 0.05, "poisson_request_interval_generator_config_qps": 50.0},
 }
 
@@ -172,6 +175,9 @@ CHANGES: dict[str, Change] = {
     "inference_only": change(True, "files", "placements"),
     "load_checkpoint": change("{baseline}/checkpoints", "update", "placements"),
     "save_checkpoint": change("{own}/elsewhere", "files"),
+    "guard_interval": change(6, "guard_change", context="from a policy"),
+    "guard_requests": change(64, "guard_change", context="from a policy"),
+    "guard_tolerance": change(10.0, "guard_reverts", context="from a policy"),
     "checkpoint_interval": change(2, "files"),
     "metrics_dir": change("{own}/elsewhere", "files"),
     "enable_tensorboard": change(True, "files"),
@@ -233,6 +239,10 @@ class Baselines:
         """A flag's value with its directories and files in place of their names."""
         if not isinstance(value, str) or "{" not in value:
             return value
+        if "{policy}" in value:
+            file = self["default"].output_dir / "policy.ckpt"
+            save_policy(checkpoint.load(self["default"].output_dir / "checkpoints"), file, metadata={})
+            return str(file)
         if "{demonstrations}" in value:
             return str(self["demonstrating"].output_dir / "demonstrations.npz")
         return value.format(**directories)

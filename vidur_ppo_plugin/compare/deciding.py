@@ -1,6 +1,5 @@
 """The router of a scheduler, as it decides in the twin: the same placements as the scheduler makes in Vidur."""
 
-from pathlib import Path
 from typing import Any
 
 from vidur_ppo_plugin.routing.routers import Router, build_router
@@ -22,10 +21,15 @@ def build(scheduler: SchedulerSpec, config: Any, *, seed: int) -> tuple[Router, 
 def _learned(config: Any, delay_model: Any) -> tuple[Router, int]:
     from vidur_ppo_plugin import checkpoint
     from vidur_ppo_plugin.learn.build import build_agent  # imports torch
+    from vidur_ppo_plugin.learn.policy_checkpoint import is_policy_only, network_weights
 
     flags = config.cluster_config.global_scheduler_config
     agent = build_agent(flags, num_replicas=config.cluster_config.num_replicas, delay_model=delay_model)
-    agent.load_state_dict(checkpoint.load(Path(flags.load_checkpoint)).state["agent"])
+    loaded = checkpoint.load(flags.load_checkpoint)
+    if is_policy_only(loaded):
+        agent.load_policy(network_weights(loaded))
+    else:
+        agent.load_state_dict(loaded.state["agent"])
 
     def route(snapshot: ClusterSnapshot, request: RequestInfo) -> int:
         return agent.decide(*agent.observe(snapshot, request))

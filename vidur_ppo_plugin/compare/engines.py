@@ -5,7 +5,7 @@ import io
 import logging
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ from vidur_ppo_plugin.routing.routers import STOCK, Router
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
 from vidur_ppo_plugin.routing.visibility import Visibility, format_drains
 from vidur_ppo_plugin.scenario import Scenario
+from vidur_ppo_plugin.twin.config import TwinConfig
+from vidur_ppo_plugin.twin.twin import Completions
 from vidur_ppo_plugin.workload.requests import Requests
 
 from .deciding import build
@@ -116,9 +118,6 @@ def _run_in_vidur(scenario: Scenario, scheduler: SchedulerSpec, seed: int) -> Ce
 def _run_in_twin(scenario: Scenario, scheduler: SchedulerSpec, seed: int) -> CellRun:
     from vidur_ppo_plugin.sim.launch import parse
     from vidur_ppo_plugin.sim.twin_filler import twin_config
-    from vidur_ppo_plugin.twin.play import play
-
-    from .oracle import play_oracle
 
     requests = scenario.requests(seed)
     kind = SchedulerSpec("", "round_robin") if scheduler.kind == ORACLE else scheduler
@@ -128,14 +127,7 @@ def _run_in_twin(scenario: Scenario, scheduler: SchedulerSpec, seed: int) -> Cel
             cluster = twin_config(config)
         except ValueError as error:
             raise EngineError(f"scenario {scenario.name!r}: {error}; use --engine vidur") from error
-        visibility = _visibility(scenario, requests)
-        if scheduler.kind == ORACLE:
-            done, deciding_s = play_oracle(cluster, requests, visibility, seed=seed, **scheduler.options)
-        else:
-            router, num_waiting_slots = build(scheduler, config, seed=seed)
-            decision = _Decision(router, visibility)
-            done = play(cluster, requests, decision, num_waiting_slots=num_waiting_slots)
-            deciding_s = decision.total_s
+        done, deciding_s = play_in_twin(cluster, config, requests, scheduler, _visibility(scenario, requests), seed)
     table = pd.DataFrame(
         {
             "arrived_at_s": requests.arrived_at_s,
@@ -149,6 +141,21 @@ def _run_in_twin(scenario: Scenario, scheduler: SchedulerSpec, seed: int) -> Cel
         }
     )
     return CellRun(mark_warm_up(table, scenario), 1e6 * deciding_s / len(requests))
+
+
+def play_in_twin(
+    cluster: TwinConfig, config: Any, requests: Requests, scheduler: SchedulerSpec, visibility: Visibility, seed: int
+) -> tuple[Completions, float]:
+    """What happens to each request, in their order, and the seconds spent deciding; `config` is Vidur's."""
+    from vidur_ppo_plugin.twin.play import play
+
+    from .oracle import play_oracle
+
+    if scheduler.kind == ORACLE:
+        return play_oracle(cluster, requests, visibility, seed=seed, **scheduler.options)
+    router, num_waiting_slots = build(scheduler, config, seed=seed)
+    decision = _Decision(router, visibility)
+    return play(cluster, requests, decision, num_waiting_slots=num_waiting_slots), decision.total_s
 
 
 def _visibility(scenario: Scenario, requests: Requests) -> Visibility:
@@ -178,13 +185,22 @@ def _simulation(flags: Mapping[str, Any]) -> Iterator[list[str]]:
     from vidur_ppo_plugin.sim.flags import known_flags, to_arguments
 
     _autoload.install()
+    with quietly(to_arguments(flags, known_flags())) as arguments:
+        yield arguments
+
+
+@contextlib.contextmanager
+def quietly(arguments: Sequence[str]) -> Iterator[list[str]]:
+    """Arguments of `vidur.main` with which it writes nothing that stays, and says nothing."""
+    from vidur_ppo_plugin.sim.flags import known_flags, to_arguments
+
     with tempfile.TemporaryDirectory(prefix="vidur-ppo-compare-") as name, _silence():
         own = {
             **_QUIET,
             "metrics_config_output_dir": str(Path(name) / "output"),
             "roofline_execution_time_predictor_config_cache_dir": str(Path(name) / "cache"),
         }
-        yield to_arguments({**flags, **own}, known_flags())
+        yield [*arguments, *to_arguments(own, known_flags())]
 
 
 def mark_warm_up(requests: pd.DataFrame, scenario: Scenario) -> pd.DataFrame:

@@ -3,7 +3,8 @@
 round_robin                       a scheduler of Vidur or of ours
 ppo_modular                       learns online, from scratch, in each run
 ppo_modular:CHECKPOINT            a policy that was learned before, greedy
-ppo_modular:CHECKPOINT@0.25       the same, asked for a tail_preference of 0.25
+ppo_modular:pretrained            the policy that comes with the package
+ppo_modular:CHECKPOINT@0.25       either, asked for a tail_preference of 0.25
 LABEL=ppo_modular:CHECKPOINT      the same under another name in tables and plots
 oracle                            forward-simulates with the true output lengths: a bound, not deployable
 """
@@ -17,7 +18,7 @@ from typing import Any
 
 from vidur_ppo_plugin import checkpoint
 from vidur_ppo_plugin._autoload import suggestion
-from vidur_ppo_plugin.routing.features import FeatureScales, FeatureTable
+from vidur_ppo_plugin.learn.checkpoint_flags import checkpoint_flags
 from vidur_ppo_plugin.routing.routers import HEURISTICS, STOCK
 
 from .results import file_name
@@ -115,7 +116,7 @@ def _parse(text: str) -> SchedulerSpec:
     if not path:
         raise SchedulerError(f"scheduler {text!r}: expected {LEARNED}:CHECKPOINT, a file or directory")
     path, asked = _tail_preference(text, path)
-    file = _checkpoint_file(Path(path))
+    file = _checkpoint_file(path)
     return SchedulerSpec(label or rest, kind, checkpoint=str(file), options={**checkpoint_options(file), **asked})
 
 
@@ -135,47 +136,20 @@ def _tail_preference(text: str, path: str) -> tuple[str, dict[str, float]]:
     return before, {"tail_preference": preference}
 
 
-def _checkpoint_file(path: Path) -> Path:
+def _checkpoint_file(path: str) -> Path:
     """The file that a checkpoint's name stands for now: a training that goes on must not change the comparison."""
-    found = path if path.is_file() else checkpoint.newest(path) or checkpoint.newest(path.parent, path.name)
-    return path if found is None else found.resolve()
+    try:
+        return checkpoint.find(path).resolve()
+    except checkpoint.CheckpointError as error:
+        raise SchedulerError(f"{LEARNED}:{path}: {error}") from error
 
 
 def checkpoint_options(path: Path) -> dict[str, Any]:
     """The flags of `ppo_modular` that a checkpoint was learned with and cannot be used without."""
     try:
-        metadata = checkpoint.verify(path)
+        return checkpoint_flags(checkpoint.verify(path))
     except (checkpoint.CheckpointError, OSError) as error:
         raise SchedulerError(f"{LEARNED}:{path}: {error}") from error
-    try:
-        features, network = metadata["features"], metadata["network"]
-        scales = FeatureScales(**features["scales"])
-        table = FeatureTable(
-            num_waiting_slots=features["num_waiting_slots"], trend_window=features["trend_window"], scales=scales
-        )
-        options = {
-            "max_queue_requests_per_replica": features["num_waiting_slots"],
-            "trend_window": features["trend_window"],
-            "request_scale": scales.requests,
-            "token_scale": scales.tokens,
-            "time_scale_s": scales.seconds,
-            "feature_projection_dim": network["feature_projection_dim"],
-            "hidden_size": network["hidden_size"],
-            "critic_gru_layers": network["critic_gru_layers"],
-            "attention_heads": network["attention_heads"],
-            "enable_decoupled_ac": network["decoupled"],
-            "enable_flat_network": network["flat_replicas"] > 0,
-            "prior": metadata["prior"],
-            "prior_weight": metadata["prior_weight"],
-        }
-    except (KeyError, TypeError) as error:
-        raise SchedulerError(f"{LEARNED}:{path}: its metadata is not that of a policy: {error!r}") from error
-    if table.hash != metadata["feature_hash"]:
-        raise SchedulerError(
-            f"{LEARNED}:{path}: it was learned with other features ({metadata['feature_hash']}) than this version "
-            f"computes ({table.hash})"
-        )
-    return options
 
 
 def check_fits(spec: SchedulerSpec, scenario_name: str, num_replicas: int) -> None:

@@ -30,14 +30,18 @@ class Trial:
 
 def trials(scenario: Scenario, *, seeds: tuple[int, ...], engine: str) -> list[Trial]:
     """All settings that are tried for a scenario."""
-    prompts = scenario.requests(seeds[0]).prompt_tokens
-    thresholds = sorted({int(value) for value in np.quantile(prompts, _QUANTILES)} | {scenario.class_boundary_tokens})
     size = scenario.num_replicas
     numbers = sorted({min(size - 1, max(1, round(share * size))) for share in _SHARES_OF_LONG_REPLICAS})
     return [
         Trial(scenario, {"threshold_tokens": threshold, "num_long_replicas": number}, seeds, engine)
-        for threshold, number in itertools.product(thresholds, numbers)
+        for threshold, number in itertools.product(thresholds(scenario, seed=seeds[0]), numbers)
     ]
+
+
+def thresholds(scenario: Scenario, *, seed: int) -> list[int]:
+    """Those that are tried: quantiles of the prompts of a seed, and the boundary between short and long ones."""
+    prompts = scenario.requests(seed).prompt_tokens
+    return sorted({int(value) for value in np.quantile(prompts, _QUANTILES)} | {scenario.class_boundary_tokens})
 
 
 def mean_latency_s(trial: Trial) -> float:

@@ -288,6 +288,20 @@ class Agent:
         self._actor = self._make_actor()
         self.start_run()
 
+    def load_policy(self, network: dict[str, Any]) -> None:
+        """Act with the weights of a network, which become the reference; learning and schedules begin anew."""
+        self.ppo.network.load_state_dict(network)
+        if not self.parameters.inference_only:
+            self.ppo.keep_reference()
+        self._actor = self._make_actor()
+        self.start_run()
+
+    def restore_policy(self, network: dict[str, Any]) -> None:
+        """Go back to earlier weights between two rollouts; the optimiser forgets where it was going."""
+        self.ppo.network.load_state_dict(network)
+        self.ppo.reset_optimizer()
+        self._actor = self._make_actor()
+
     def start_run(self) -> None:
         """A new simulation begins: trends start anew, decisions without a reward are dropped."""
         self.features.reset()

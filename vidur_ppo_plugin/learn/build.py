@@ -103,7 +103,7 @@ def _warm_start(ppo: PPO, flags: PPOModularFlags, features: FeatureTable, prior:
 def check_resumed(agent: Agent, flags: PPOModularFlags) -> None:
     """ValueError if a warm-started agent that was just loaded lacks the demonstrations it still learns from."""
     weight = 0.0 if agent.controllers.bc_coef is None else agent.controllers.bc_coef.value(agent.num_decisions)
-    is_warm_started, has_demonstrations = agent.ppo.reference is not None, agent.ppo.demonstrations is not None
+    is_warm_started, has_demonstrations = agent.ppo.cloned_from is not None, agent.ppo.demonstrations is not None
     if is_warm_started and not has_demonstrations and weight > 0 and not flags.inference_only:
         raise ValueError(
             f"{flag_name(type(flags), 'warm_start_file')} must be given: the checkpoint was warm-started, and after "

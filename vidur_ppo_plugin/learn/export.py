@@ -9,6 +9,8 @@ from vidur_ppo_plugin import checkpoint
 from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
 from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
 
+from .policy_checkpoint import network_weights, policy_temperature
+
 SUFFIX = ".npz"
 # What of a checkpoint's metadata belongs to the policy. `features` holds names, scales and windows.
 _TAKEN_OVER = ("feature_hash", "features", "prior", "prior_weight", "num_updates", "num_decisions", "plugin_version")
@@ -18,7 +20,7 @@ class ExportError(ValueError):
     """A policy that cannot be exported; the message names the file and the reason."""
 
 
-def export_policy(source: Path, destination: Path) -> dict[str, Any]:
+def export_policy(source: Path | str, destination: Path) -> dict[str, Any]:
     """Write the actor of a checkpoint (a file, a directory, or directory/name) to an .npz file; returns its metadata.
 
     The file appears whole or not at all; one that was there is replaced.
@@ -31,7 +33,7 @@ def export_policy(source: Path, destination: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ExportError(f"{loaded.path} cannot be exported: {error}") from error
     metadata = {key: loaded.metadata[key] for key in _TAKEN_OVER}
-    metadata["temperature"] = float(loaded.state["agent"]["temperature"]["temperature"])
+    metadata["temperature"] = policy_temperature(loaded)
     _save_atomically(actor, destination, metadata)
     return metadata
 
@@ -51,7 +53,7 @@ def _network(loaded: checkpoint.Checkpoint) -> ActorCritic:
     if missing:
         raise ExportError(f"{loaded.path} is no checkpoint of ppo_modular, or an older one: no {', '.join(missing)}")
     network = ActorCritic(NetworkShape(**loaded.metadata["network"]))
-    network.load_state_dict(loaded.state["agent"]["ppo"]["network"])
+    network.load_state_dict(network_weights(loaded))
     return network
 
 

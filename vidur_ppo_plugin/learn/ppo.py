@@ -59,11 +59,17 @@ class PPO:
         self._generator = torch.Generator().manual_seed(seed)
         self._preparation = Preparation(network, parameters)
         self._loss = Loss(network, parameters)
-        #: The cloned policy that `kl_ref_coef` pulls to; None: the prior.
+        #: The cloned or loaded policy that `kl_ref_coef` pulls to; None: the prior.
         self.reference: ActorCritic | None = None
         #: What `bc_coef` weighs; None without a warm start.
         self.demonstrations: DemonstrationSet | None = None
+        #: Digest of the demonstrations that learning began with, also if they are no longer there.
+        self.cloned_from: str | None = None
         self.num_updates = 0
+
+    def reset_optimizer(self) -> None:
+        """Forget the moments of past gradients."""
+        self.optimizer = _adam(self.network, self.parameters.lr)
 
     def keep_reference(self) -> None:
         """Make the policy as it is now the reference."""
@@ -164,7 +170,7 @@ class PPO:
         return {
             "network": self.network.state_dict(),
             "reference": None if self.reference is None else self.reference.state_dict(),
-            "demonstrations": None if self.demonstrations is None else self.demonstrations.digest,
+            "demonstrations": self.cloned_from if self.demonstrations is None else self.demonstrations.digest,
             "optimizer": self.optimizer.state_dict(),
             "generator": self._generator.get_state(),
             "preparation": self._preparation.state_dict(),
@@ -177,6 +183,7 @@ class PPO:
         self._load_reference(state["reference"])
         if self.demonstrations is not None and state["demonstrations"] not in (None, self.demonstrations.digest):
             logger.warning("the demonstrations are not those of the checkpoint: learning will continue differently")
+        self.cloned_from = state["demonstrations"]
         self.optimizer.load_state_dict(state["optimizer"])
         self._generator.set_state(state["generator"])
         self._preparation.load_state_dict(state["preparation"])

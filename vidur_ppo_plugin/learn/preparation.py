@@ -76,6 +76,9 @@ class Preparation:
         if has_all_actions:
             parts = [(_action_rewards(draft), draft.logits.numpy(), _prior_logits(draft)) for draft in drafts]
             metrics["gain_over_prior"] = gain_over_prior(*zip(*parts, strict=True))
+            if reference is not None:
+                parts = [(*part[:2], draft.reference_logits.numpy()) for part, draft in zip(parts, drafts, strict=True)]
+                metrics["gain_over_reference"] = gain_over_prior(*zip(*parts, strict=True))
             if self._parameters.all_action_baseline:
                 self._compare_all_actions(drafts, scale)
         metrics |= self._attention_summary(drafts)

@@ -94,12 +94,17 @@ _LEARNING = _table(
      "constant; below 0: worse."),
     ("gain_over_prior", "fraction", "Relative gain in reward, in the states of the rollout, of the most likely action "
      "over the prior's choice. Below 0 the prior would have done better. (marginal_delay)"),
+    ("gain_over_loaded", "fraction", "The same against the choice of the policy that learning was begun from "
+     "(`load_checkpoint pretrained`)."),
+    ("guard_change", "fraction", "Latency of the latest requests replayed with the present policy, against the best so "
+     "far: mean and slowest 5 %, weighed by `tail_preference`. Above 0 is worse. Empty between trials."),
+    ("guard_reverts", "count", "How often the present policy was given up for the best so far."),
     ("grad_norm", "norm", "Gradient norm before clipping to `max_grad_norm`, mean over the minibatches."),
     ("kl_coef", "coefficient", "Weight of the KL penalty; adapted so that approx_kl stays near `target_kl`."),
     ("learning_rate", "coefficient", "Step size of the optimiser in this update."),
     ("entropy_coef", "coefficient", "Weight of the entropy bonus in this update."),
-    ("kl_reference", "nat", "KL(reference ‖ π); the reference is the cloned policy after a warm start, else the prior. "
-     "Its weight `kl_ref_coef` decays to 0."),
+    ("kl_reference", "nat", "KL(reference ‖ π); the reference is the cloned policy after a warm start, a loaded one, "
+     "else the prior. Its weight `kl_ref_coef` decays to 0."),
     ("bc_loss", "nat", "Cross-entropy against minibatches of the demonstrations; empty once its weight `bc_coef` has "
      "faded to 0."),
 )  # fmt: skip

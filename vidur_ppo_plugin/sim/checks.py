@@ -5,10 +5,12 @@ themselves, when the global scheduler is built.
 """
 
 import dataclasses
+import sys
 from typing import Any
 
 from vidur_ppo_plugin import checkpoint
-from vidur_ppo_plugin.config import check_scheduler, check_workload, flag_name, speed_factors
+from vidur_ppo_plugin.config import check_scheduler, check_workload, flag_name, speed_factors, validate
+from vidur_ppo_plugin.learn.checkpoint_flags import adopt_flags
 
 from . import config_types
 
@@ -39,13 +41,20 @@ def command_line_problems(flat_config: Any) -> list[str]:
 
 def _check_scheduler(flags: Any, num_replicas: int) -> None:
     """Its flags, and the files that they name."""
-    check_scheduler(flags, num_replicas)
+    validate(flags)
     path = getattr(flags, "load_checkpoint", None)
     if path:
         try:
-            checkpoint.verify(path)
+            adopt_flags(flags, checkpoint.verify(path), given=_given_flags(type(flags)))
         except ValueError as error:
             raise ValueError(f"{flag_name(type(flags), 'load_checkpoint')}: {error}") from None
+    check_scheduler(flags, num_replicas)
+
+
+def _given_flags(config_class: type) -> set[str]:
+    """Flags of a class that are on the command line, also if they set what is the default."""
+    written = {argument.partition("=")[0].replace("--no-", "--", 1) for argument in sys.argv}
+    return {item.name for item in dataclasses.fields(config_class) if flag_name(config_class, item.name) in written}
 
 
 def _own_flags(flat_config: Any, type_name: str) -> Any:

@@ -18,7 +18,10 @@ from vidur_ppo_plugin import __version__, checkpoint
 from vidur_ppo_plugin.config import check_scheduler, flag_name, speed_factors, visibility
 from vidur_ppo_plugin.learn.alarms import CollapseAlarm, SafetyLimit
 from vidur_ppo_plugin.learn.build import build_agent, build_curriculum, check_resumed
+from vidur_ppo_plugin.learn.checkpoint_flags import adopt_flags
 from vidur_ppo_plugin.learn.credit_weights import credit_weights
+from vidur_ppo_plugin.learn.guard import PolicyGuard
+from vidur_ppo_plugin.learn.policy_checkpoint import is_policy_only, network_weights
 from vidur_ppo_plugin.learn.ppo import NonFiniteUpdate
 from vidur_ppo_plugin.record.metrics import header
 from vidur_ppo_plugin.record.progress import Progress
@@ -32,6 +35,7 @@ from . import arrivals
 from .credit import drain_cost
 from .ppo_rewards import RewardTracker
 from .ppo_statistics import RunStatistics
+from .replay import RecentRequests
 from .replica_source import VidurReplicaSource
 from .roofline_predictor import build_roofline
 from .schedulers import build_delay_model, prefill_chunk_size
@@ -53,6 +57,9 @@ class PPOModularScheduler(BaseGlobalScheduler):
 
     def __init__(self, config: Any, replicas: Any) -> None:
         self._flags = config.cluster_config.global_scheduler_config
+        loaded = checkpoint.load(self._flags.load_checkpoint) if self._flags.load_checkpoint else None
+        if loaded is not None:
+            adopt_flags(self._flags, loaded.metadata)
         check_scheduler(self._flags, len(replicas))
         super().__init__(config, replicas)
         flags = self._flags
@@ -89,8 +96,11 @@ class PPOModularScheduler(BaseGlobalScheduler):
         self._checkpoints = (
             Path(flags.save_checkpoint) if flags.save_checkpoint else self._output_dir / CHECKPOINT_DIRECTORY
         )
-        if flags.load_checkpoint:
-            self._load(Path(flags.load_checkpoint))
+        self._recent: RecentRequests | None = None
+        self._guard: PolicyGuard | None = None
+        if loaded is not None:
+            self._load(loaded)
+            self._open_guard(config, loaded, delay_model)
         self._demonstrator = self._build_demonstrator(delay_model) if flags.demonstrate_with else None
         self._recorder = self._open_recorder() if self._is_learning else None
         self._progress = Progress(total=getattr(config.request_generator_config, "num_requests", None))
@@ -127,6 +137,27 @@ class PPOModularScheduler(BaseGlobalScheduler):
                 raise ValueError(f"{name} must be auto or analytic for this cluster, got 'exact': {error}") from None
             return None, f", credit analytic ({error})"
         return ShadowTwin(twin, credit_weights(flags)), ", credit exact"
+
+    def _open_guard(self, config: Any, loaded: checkpoint.Checkpoint, delay_model: DelayModel) -> None:
+        """Watch over learning that began from a loaded policy, in this run or in the one that it resumes."""
+        flags, state = self._flags, loaded.state.get("guard")
+        if not (self._is_learning and flags.guard_interval and (is_policy_only(loaded) or state)):
+            return
+        try:
+            twin = twin_config(config)
+        except ValueError as error:
+            logger.info("ppo_modular: the guard goes by credit, requests are not replayed (%s)", error)
+        else:
+            self._recent = RecentRequests(twin, flags, delay_model=delay_model, num_requests=flags.guard_requests)
+        self._guard = PolicyGuard(
+            self.agent,
+            self._recent,
+            interval=flags.guard_interval,
+            tolerance=flags.guard_tolerance,
+            tail_preference=flags.tail_preference,
+        )
+        if state:
+            self._guard.load_state_dict(state)
 
     def _activity(self) -> str:
         if self._flags.demonstrate_with:
@@ -193,6 +224,8 @@ class PPOModularScheduler(BaseGlobalScheduler):
         if is_learning:
             self._settle_last(now_s, snapshot)
             self._rewards.on_arrival(request)
+            if self._recent is not None:
+                self._recent.add(request)
             learning_s = self._learn_if_ready(observation, snapshot)
         index = agent.decide(observation, prior_logits, observed)
         if is_learning and self._rewards.mode == "marginal_delay":
@@ -243,6 +276,9 @@ class PPOModularScheduler(BaseGlobalScheduler):
         except NonFiniteUpdate as error:
             logger.error("ppo_modular: update skipped, the weights are those before it: %s", error)
             return time.perf_counter() - started_s
+        gain = metrics.pop("gain_over_reference", None)
+        if self._guard is not None:
+            metrics |= self._guard.after_update(gain) | ({} if gain is None else {"gain_over_loaded": gain})
         elapsed_s = time.perf_counter() - started_s
         self._record(metrics)
         updates, interval = self.agent.ppo.num_updates, self._flags.checkpoint_interval
@@ -301,6 +337,8 @@ class PPOModularScheduler(BaseGlobalScheduler):
             self._settle_last(end_s, snapshot)
             if self.agent.num_settled >= self._flags.minibatch_size:
                 self._learn(None, snapshot)
+            if self._guard is not None:
+                self._guard.finish()
             self._save()
             assert self._recorder is not None
             # Vidur writes its own W&B metrics after this; the sink must outlive that, see WandbSink.
@@ -334,6 +372,7 @@ class PPOModularScheduler(BaseGlobalScheduler):
             "agent": self.agent.state_dict(),
             "rewards": self._rewards.state_dict(),
             "curriculum": None if self._curriculum is None else self._curriculum.state_dict(),
+            "guard": None if self._guard is None else self._guard.state_dict(),
         }
         metadata = self._metadata()
         checkpoint.save(self._checkpoints, checkpoint.LAST, state, metadata=metadata)
@@ -341,16 +380,18 @@ class PPOModularScheduler(BaseGlobalScheduler):
         if latency_s > 0:
             checkpoint.save_best(self._checkpoints, state, metadata=metadata, metric=latency_s)
 
-    def _load(self, path: Path) -> None:
-        loaded = checkpoint.load(path)
-        expected = {key: self._metadata()[key] for key in ("feature_hash", "network", "prior", "prior_weight")}
-        checkpoint.check_compatible(loaded.metadata, expected)
+    def _load(self, loaded: checkpoint.Checkpoint) -> None:
+        checkpoint.check_compatible(loaded.metadata, {"network": self._metadata()["network"]})
+        if is_policy_only(loaded):
+            self.agent.load_policy(network_weights(loaded))
+            logger.info("ppo_modular: loaded the policy %s", loaded.path)
+            return
         self.agent.load_state_dict(loaded.state["agent"])
         check_resumed(self.agent, self._flags)
         self._rewards.load_state_dict(loaded.state["rewards"])
         if self._curriculum is not None and loaded.state["curriculum"] is not None:
             self._curriculum.load_state_dict(loaded.state["curriculum"])
-        logger.info("ppo_modular: loaded %s (%d updates)", path, self.agent.ppo.num_updates)
+        logger.info("ppo_modular: loaded %s (%d updates)", loaded.path, self.agent.ppo.num_updates)
 
 
 def _or_nan(value: float | None) -> float:

@@ -1,5 +1,6 @@
 """`vidur-ppo train`: checks everything, then trains; what it writes is in one directory."""
 
+import json
 import logging
 import os
 import sys
@@ -20,6 +21,7 @@ from .trainer import Outcome, Trainer
 INTERRUPTED = 130
 ENGINES = ("local", "ray")
 LOG_FILE = "train.log"
+OUTCOME_FILE = "outcome.json"
 
 logger = logging.getLogger("vidur_ppo_plugin")
 
@@ -52,6 +54,7 @@ def train_command(
         outcome = trainer.train()
     finally:
         started.close()
+    write_outcome(outcome, out)
     print(summary(outcome, out))
     return INTERRUPTED if outcome.reason == "interrupted" else 0
 
@@ -65,6 +68,30 @@ def open_engine(
     from .ray_engine import RayEngine  # imports Ray
 
     return RayEngine(config, clusters, workers=workers, address=address)
+
+
+def write_outcome(outcome: Outcome, out: Path) -> None:
+    """How the run ended, and the seconds it took with the parts before it, for who uses it later."""
+    before = read_outcome(out)
+    values = {
+        "reason": outcome.reason,
+        "decisions": outcome.decisions,
+        "updates": outcome.updates,
+        "wall_s": outcome.wall_s + (0.0 if before is None else before["wall_s"]),
+    }
+    (out / OUTCOME_FILE).write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+
+
+def read_outcome(out: Path) -> dict[str, Any] | None:
+    """What `write_outcome` wrote; None for a run that has not ended yet."""
+    path = out / OUTCOME_FILE
+    if not path.is_file():
+        return None
+    try:
+        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path}: is not JSON: {error}") from error
+    return values
 
 
 def summary(outcome: Outcome, out: Path) -> str:

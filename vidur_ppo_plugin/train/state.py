@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from vidur_ppo_plugin import __version__, checkpoint
 from vidur_ppo_plugin.learn.agent import Agent
 from vidur_ppo_plugin.learn.curriculum import Curriculum
+from vidur_ppo_plugin.learn.policy_checkpoint import network_weights
 from vidur_ppo_plugin.routing.reward import HybridParams, HybridReward
 
 from .config import TrainConfig
@@ -126,7 +127,7 @@ class TrainingState:
         loaded = checkpoint.load(path)
         expected = {key: self._metadata()[key] for key in ("feature_hash", "network", "prior", "prior_weight")}
         checkpoint.check_compatible(loaded.metadata, expected)
-        self.agent.ppo.network.load_state_dict(loaded.state["agent"]["ppo"]["network"])
+        self.agent.ppo.network.load_state_dict(network_weights(loaded))
         self.agent.ppo.keep_reference()
 
     def _state(self) -> dict[str, Any]:
@@ -143,8 +144,7 @@ class TrainingState:
         }
 
     def _fixed_values(self) -> dict[str, Any]:
-        values = asdict(self.config)
-        return {key: _plain(value) for key, value in values.items() if key not in _FREE_TO_CHANGE}
+        return fixed_values(self.config)
 
     def _metadata(self) -> dict[str, Any]:
         agent, flags = self.agent, self.config.flags
@@ -160,6 +160,11 @@ class TrainingState:
             "config": self._fixed_values(),
             "evaluation": None if not self.evaluations else self.evaluations[-1].to_dict(),
         }
+
+
+def fixed_values(config: TrainConfig) -> dict[str, Any]:
+    """What a run must keep to be continued, as plain values."""
+    return {key: _plain(value) for key, value in asdict(config).items() if key not in _FREE_TO_CHANGE}
 
 
 def _plain(value: Any) -> Any:

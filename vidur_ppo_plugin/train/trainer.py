@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 EVALUATIONS_FILE = "evaluations.jsonl"
 # What an update tells and nobody records.
-_NOT_RECORDED = ("first_ratio_error", "epochs")
+_NOT_RECORDED = ("first_ratio_error", "epochs", "gain_over_reference")
 
 
 @dataclass(frozen=True)
