@@ -1,7 +1,6 @@
-"""How much a placement's harm counts, and to whom: the weights of marginal delay, by what the operator asks for.
+"""How much a placement's harm counts, and to whom: the weights of marginal delay.
 
-The one place where `tail_preference` turns into credit. Whoever computes marginal delays (a live simulation, training,
-environments) takes the weights from here.
+They do not depend on `tail_preference`: only training that looks ahead (`train/look_ahead.py`) pays for what it asks.
 """
 
 from dataclasses import dataclass
@@ -17,8 +16,6 @@ class CreditWeights:
     backlog_weight: float
 
 
-def credit_weights(flags: PPOModularFlags, tail_preference: float | None = None) -> CreditWeights:
-    """The weights at a preference, that of the flags if None; so far they are the flags, whatever the preference."""
-    preference = flags.tail_preference if tail_preference is None else tail_preference
-    del preference  # it does not change the weights yet
+def credit_weights(flags: PPOModularFlags) -> CreditWeights:
+    """As the flags have them."""
     return CreditWeights(flags.latency_power, flags.backlog_weight)
