@@ -30,6 +30,8 @@ _HELD_OUT = 0.3
 # Advantages beyond so many standard deviations say more about noise than about the action.
 _MOST_ADVANTAGE = 5.0
 _CONFIDENCE = 0.9
+# Steps that went too far: each is undone and halves the learning rate; after so many the limit is reached.
+_MOST_UNDONE = 6
 # A policy that sends this share to one replica, where the old one did not, has collapsed.
 _COLLAPSED_SHARE = 0.9
 
@@ -123,7 +125,7 @@ def _learn(
     groups = _groups(old, seen, _advantages(old, seen, logged))
     optimizer = torch.optim.Adam(network.parameters(), lr=parameters.lr, eps=1e-5)
     generator = torch.Generator().manual_seed(parameters.seed)
-    kl = 0.0
+    num_undone = 0
     for _ in range(parameters.epochs):
         for group in groups:
             for rows in torch.split(torch.randperm(len(group.rows), generator=generator), parameters.minibatch_size):
@@ -135,11 +137,14 @@ def _learn(
                 loss.backward()  # type: ignore[no-untyped-call]
                 torch.nn.utils.clip_grad_norm_(network.parameters(), parameters.max_grad_norm)
                 optimizer.step()
-                kl = _divergence(network, group)
-                if kl > parameters.most_kl:
+                if _divergence(network, groups) > parameters.most_kl:
                     network.load_state_dict(last_good)
-                    return _divergence(network, group)
-    return kl
+                    num_undone += 1
+                    for parameter_group in optimizer.param_groups:
+                        parameter_group["lr"] /= 2.0
+                if num_undone > _MOST_UNDONE:
+                    return _divergence(network, groups)
+    return _divergence(network, groups)
 
 
 def _advantages(old: ActorCritic, seen: _Seen, logged: Logged) -> list[FloatArray]:
@@ -181,11 +186,14 @@ def _loss(network: ActorCritic, group: _Group, rows: Tensor, kl_coef: float) -> 
 
 
 @torch.no_grad()
-def _divergence(network: ActorCritic, group: _Group) -> float:
+def _divergence(network: ActorCritic, groups: Sequence[_Group]) -> float:
     """Mean KL divergence of the new policy from the old one."""
-    logits = network.logits(network.encode(group.replicas, group.request), group.prior_logits)
-    log_probs = torch.log_softmax(logits, dim=1)
-    return float((group.old_log_probs.exp() * (group.old_log_probs - log_probs)).sum(dim=1).mean())
+    total = 0.0
+    for group in groups:
+        logits = network.logits(network.encode(group.replicas, group.request), group.prior_logits)
+        log_probs = torch.log_softmax(logits, dim=1)
+        total += float((group.old_log_probs.exp() * (group.old_log_probs - log_probs)).sum())
+    return total / sum(len(group.rows) for group in groups)
 
 
 def _stacked(seen: _Seen) -> tuple[Tensor, Tensor, Tensor]:
