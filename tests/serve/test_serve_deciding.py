@@ -172,3 +172,14 @@ def test_a_policy_of_other_features_is_refused(tmp_path: Path) -> None:
     path = save_policy(tmp_path / "p.npz", feature_hash="0123456789abcdef")
     with pytest.raises(ValueError, match="other features"):
         build_policy(str(path), seed=1)
+
+
+def test_the_policy_that_comes_with_the_package_decides_and_takes_a_tail_preference() -> None:
+    fleet = fleet_of(4)
+    decision = decider_of(fleet, "pretrained").decide(INFO, 0.0)
+    assert not decision.is_fallback and decision.scores is not None
+    asked = build_policy("pretrained@0.9", seed=1)
+    assert asked.features.tail_preference == 0.9  # type: ignore[attr-defined]
+    for wrong in ("pretrained@1.5", "pretrained@x", "pretrained@"):
+        with pytest.raises(ValueError, match="tail preference"):
+            build_policy(wrong, seed=1)

@@ -324,6 +324,24 @@ policy: {{lr: 0.003, epochs: 8, minibatch_size: 256, kl_coef: 0.1, target_kl: 0.
     assert "start_from" in capsys.readouterr().err
 
 
+def test_the_policy_of_the_package_can_be_fine_tuned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from vidur_ppo_plugin.serve.policies import build_policy
+
+    config = recorded.cluster((1.0, 1.0, 0.4, 0.4))
+    record = recorded.play(config, recorded.requests(5, 2000, 14.0), build_policy("pretrained", seed=1), explore=0.3)
+    path = recorded.write(tmp_path / "record.jsonl", record)
+    (tmp_path / "c.yaml").write_text(
+        "mixture: [{scenario: chat}]\nstart_from: pretrained\n"
+        "policy: {lr: 0.003, epochs: 8, minibatch_size: 256, kl_coef: 0.1, target_kl: 0.05}\n"
+    )
+    status = main(["train", str(tmp_path / "c.yaml"), "--finetune", str(path), "--out", str(tmp_path / "out")])
+    assert status in (0, 1), capsys.readouterr().err
+    assert (tmp_path / "out" / "finetune.json").is_file()
+    assert (tmp_path / "out" / "checkpoints").is_dir() == (status == 0)
+    if status == 0:
+        assert main(["export", str(tmp_path / "out" / "checkpoints"), str(tmp_path / "new.npz")]) == 0
+
+
 # --- Back in simulation ---
 
 

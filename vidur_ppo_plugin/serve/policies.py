@@ -10,13 +10,13 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+from vidur_ppo_plugin import pretrained
 from vidur_ppo_plugin._autoload import suggestion
 from vidur_ppo_plugin.hardware.reference import CHUNK_SIZE, reference_roofline
 from vidur_ppo_plugin.policy.exported import ExportedPolicy
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.routers import HEURISTICS, STOCK, Router, build_router
 
-PRETRAINED = "pretrained"
 SUFFIX = ".npz"
 _SPLIT_DEFAULTS: dict[str, float] = {"threshold_tokens": 4096, "num_long_replicas": 1}
 _WEIGHTS: dict[str, Callable[[str], float]] = {"context_weight": float, "request_weight": float}
@@ -29,10 +29,12 @@ _OPTIONS: dict[str, dict[str, Callable[[str], float]]] = {
 def build_policy(text: str, *, seed: int) -> Router:
     """The router that a name stands for; ValueError says what is wrong with it and what would be right."""
     learned, at, preference = text.rpartition("@") if "@" in text else (text, "", "")
-    if learned == PRETRAINED or learned.endswith(SUFFIX):
-        path = pretrained_file() if learned == PRETRAINED else Path(learned)
+    shipped = pretrained.find(learned)
+    if shipped is not None or learned.endswith(SUFFIX):
+        if shipped is not None:
+            shipped.verify()
         return ExportedPolicy.load(
-            path,
+            Path(learned) if shipped is None else shipped.policy,
             rng=random.Random(seed),
             delay_model=reference_delay_model(),
             tail_preference=_preference(text, preference) if at else None,
@@ -40,9 +42,10 @@ def build_policy(text: str, *, seed: int) -> Router:
     name, _, rest = text.partition(":")
     names = (*STOCK, *HEURISTICS)
     if name not in names:
+        known = (*names, *pretrained.names())
         raise ValueError(
-            f"unknown policy {text!r}{suggestion(name, names)}: expected one of {', '.join(names)}, {PRETRAINED}, or "
-            f"a file of `vidur-ppo export` that ends in {SUFFIX}"
+            f"unknown policy {text!r}{suggestion(name, known)}: expected one of {', '.join(known)}, or a file of "
+            f"`vidur-ppo export` that ends in {SUFFIX}"
         )
     options = _options(name, rest)
     return build_router(name, seed=seed, delay_model=reference_delay_model(), options=options)
@@ -51,14 +54,6 @@ def build_policy(text: str, *, seed: int) -> Router:
 def is_learned(router: Router) -> bool:
     """Whether a router was learned, rather than written."""
     return isinstance(router, ExportedPolicy)
-
-
-def pretrained_file() -> Path:
-    """The exported policy that comes with the package; ValueError if there is none."""
-    path = Path(__file__).parent.parent / PRETRAINED / f"{PRETRAINED}{SUFFIX}"
-    if not path.is_file():
-        raise ValueError(f"policy {PRETRAINED!r}: this version comes without one; name a file of `vidur-ppo export`")
-    return path
 
 
 def reference_delay_model() -> DelayModel:

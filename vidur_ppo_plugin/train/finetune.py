@@ -9,6 +9,7 @@ from vidur_ppo_plugin import checkpoint
 from vidur_ppo_plugin.hardware.reference import CHUNK_SIZE, reference_roofline
 from vidur_ppo_plugin.learn.finetune import FinetuneParameters, FinetuneResult, finetune
 from vidur_ppo_plugin.learn.off_policy import with_costs
+from vidur_ppo_plugin.learn.policy_checkpoint import is_policy_only
 from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
 from vidur_ppo_plugin.record.decision_log import RecordError, read_record
 from vidur_ppo_plugin.routing.delay_model import DelayModel
@@ -78,7 +79,7 @@ def _policy(loaded: checkpoint.Checkpoint, config: TrainConfig) -> tuple[ActorCr
 
 def _holder(loaded: checkpoint.Checkpoint) -> dict[str, Any]:
     """Where a checkpoint has its network: in the learner of a run, or by itself if it is a policy and nothing else."""
-    holder: dict[str, Any] = loaded.state if "network" in loaded.state else loaded.state["agent"]["ppo"]
+    holder: dict[str, Any] = loaded.state if is_policy_only(loaded) else loaded.state["agent"]["ppo"]
     return holder
 
 
