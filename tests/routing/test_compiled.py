@@ -20,8 +20,8 @@ from vidur_ppo_plugin.routing.feature_kernel import observe
 from vidur_ppo_plugin.routing.snapshot import ROWS
 
 values = np.full((len(ROWS), 2), 100.0)
-args = np.zeros((0, 2)), np.zeros((1, 2)), np.zeros((1, 2)), True, np.array([8]), np.full((10, 1), 0.01)
-replicas, request = observe(values, *args, np.zeros((0, 1)), 0.5, 10.0, (0.1, 0.1, 0.1, 0.1))
+args = np.zeros((0, 2)), np.zeros((1, 2)), np.zeros((1, 2)), True, np.array([8]), np.full((12, 1), 0.01)
+replicas, request = observe(values, *args, np.zeros((0, 1)), 0.5, 10.0, (0.1, 0.1, 0.1, 0.1), 0.5)
 print(replicas[0, 8], len(observe.stats.cache_hits))
 """
 
