@@ -183,7 +183,7 @@ def test_nan_in_a_gradient_skips_the_update_and_reaches_no_checkpoint(
 ) -> None:
     from vidur_ppo_plugin.learn.ppo import PPO
 
-    gradient = PPO._gradient
+    gradient = PPO.gradient
 
     def spoiled(self: PPO, *args: Any) -> Any:
         metrics = gradient(self, *args)
@@ -193,7 +193,7 @@ def test_nan_in_a_gradient_skips_the_update_and_reaches_no_checkpoint(
             of_first.fill_(math.nan)
         return metrics
 
-    monkeypatch.setattr(PPO, "_gradient", spoiled)
+    monkeypatch.setattr(PPO, "gradient", spoiled)
     outcome = ppo(tmp_path, {"save_checkpoint": str(tmp_path / "saved")})
     assert len(outcome.completed) == 100
     assert [row["update"] for row in rows(tmp_path)] == ["1"]
