@@ -79,7 +79,11 @@ def test_round_trip_with_ragged_replicas(tmp_path: Path) -> None:
 
 def test_prior_logits_are_those_of_any_prior_and_weight() -> None:
     rng = np.random.default_rng(0)
-    buffer, seen, costs = DemonstrationBuffer(feature_hash="", teachers={}), observation(rng, 3), rng.random((3, 4))
+    buffer, seen, costs = (
+        DemonstrationBuffer(feature_hash="", teachers={}),
+        observation(rng, 3),
+        rng.random((3, len(PRIORS))),
+    )
     buffer.add(seen, costs, 0)
     recorded = buffer.collect()
     for column, name in enumerate(PRIORS):
