@@ -17,12 +17,13 @@ PACKAGE = ROOT / PACKAGE_NAME
 PROGRAM = """
 import numpy as np
 from vidur_ppo_plugin.routing.feature_kernel import observe
-from vidur_ppo_plugin.routing.snapshot import ROWS
+from vidur_ppo_plugin.routing.features import FeatureTable
+from vidur_ppo_plugin.routing.snapshot import ROWS, ClusterSnapshot, RequestInfo
 
-values = np.full((len(ROWS), 2), 100.0)
-args = np.zeros((0, 2)), np.zeros((1, 2)), np.zeros((1, 2)), True, np.array([8]), np.full((12, 1), 0.01)
-replicas, request = observe(values, *args, np.zeros((0, 1)), 0.5, 10.0, (0.1, 0.1, 0.1, 0.1), 0.5)
-print(replicas[0, 8], len(observe.stats.cache_hits))
+table = FeatureTable(num_waiting_slots=0)
+snapshot = ClusterSnapshot(0.0, np.full((len(ROWS), 2), 100.0), kv_block_size=16, expected_decode_tokens=10.0)
+load = [feature.name for feature in table.replica_features].index("load")
+print(table.observe(snapshot, RequestInfo(10, 0.0)).replicas[0, load], len(observe.stats.cache_hits))
 """
 
 

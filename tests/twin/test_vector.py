@@ -30,7 +30,6 @@ def test_every_cluster_is_as_a_twin_of_its_own(scheduler: str) -> None:
     config = config_of(replica_scheduler=scheduler, max_batch_tokens=600)
     workloads = [requests_of(count, seed) for seed, count in enumerate(NUM_REQUESTS)]
     rng = np.random.default_rng(5)
-    powers, weights = np.array([1.0, 2.0, 1.0, 1.5]), np.array([0.5, 0.0, 1.0, 3.0])
     preferences = [0.1 * number for number in range(len(workloads))]
     vector = VectorTwin(config, workloads, tail_preferences=preferences)
     twins = [Twin(config) for _ in workloads]
@@ -38,7 +37,7 @@ def test_every_cluster_is_as_a_twin_of_its_own(scheduler: str) -> None:
     sources = [TwinReplicaSource(twin, num_waiting_slots=tables[0].num_waiting_slots) for twin in twins]
     for step in range(max(NUM_REQUESTS)):
         observed = vector.observe()
-        increase = vector.marginal_delay(latency_power=powers, backlog_weight=weights)
+        increase = vector.marginal_delay(latency_power=1.5, backlog_weight=3.0)
         actions = rng.integers(0, 2, len(workloads))
         np.testing.assert_array_equal(vector.is_done, [step >= count for count in NUM_REQUESTS])
         for cluster, requests in enumerate(workloads):
@@ -57,7 +56,7 @@ def test_every_cluster_is_as_a_twin_of_its_own(scheduler: str) -> None:
             np.testing.assert_array_equal(shown.values, snapshot.values)
             assert shown_info == info
             credit = twins[cluster].marginal_delay(
-                now_s, prompt_tokens, decode_tokens, latency_power=powers[cluster], backlog_weight=weights[cluster]
+                now_s, prompt_tokens, decode_tokens, latency_power=1.5, backlog_weight=3.0
             )
             np.testing.assert_array_equal(increase[cluster], credit)
             twins[cluster].submit(int(actions[cluster]), now_s, prompt_tokens, decode_tokens)
