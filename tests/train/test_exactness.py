@@ -58,6 +58,8 @@ def test_a_trained_policy_gives_the_same_latencies_in_vidur(tmp_path: Path) -> N
     assert len(set(in_twin.replica.tolist())) == 4
 
 
+#: For looking ahead, which nobody does here.
+RNG = np.random.default_rng(0)
 CLEAR = {"scenario": "mixed_long", "load": [0.9, 1.2], "tail_preference": [0.1, 0.9]}
 HIDDEN = {**CLEAR, "report_delay_s": [0.4, 0.8], "drained_share": 1.0}
 
@@ -80,7 +82,7 @@ def test_clusters_in_the_twin_are_those_of_vidur(part: dict[str, Any], reward_mo
     for _ in range(2):
         uniforms = rng.random((episode.num_clusters, 40, 2))
         exploration = Exploration(temperature=20.0, epsilon=0.1)  # nearly at random: queues grow
-        expected, got = [slot.collect(actor, exploration, uniforms) for slot in slots]
+        expected, got = [slot.collect(actor, exploration, uniforms, RNG) for slot in slots]
         for name in ("replicas", "request", "prior_logits", "actions", "next_replicas", "next_request"):
             np.testing.assert_array_equal(getattr(got, name), getattr(expected, name), err_msg=name)
         np.testing.assert_allclose(got.rewards, expected.rewards, rtol=1e-9)
@@ -105,7 +107,7 @@ def test_queue_delay_is_minus_the_total_latency() -> None:
     episode = draw_episode(config, 0, 1)
     slot = Slot(config, episode, cluster_of(config, episode))
     rng, actor = np.random.default_rng(0), build_actor(weights_of(config))
-    rollouts = [slot.collect(actor, Exploration(1.0, 0.0), rng.random((2, 32, 2))) for _ in range(2)]
+    rollouts = [slot.collect(actor, Exploration(1.0, 0.0), rng.random((2, 32, 2)), RNG) for _ in range(2)]
     earned = sum(rollout.rewards.sum() for rollout in rollouts)
     completed_s = sum(rollout.served.latency_s.sum() for rollout in rollouts)
     num_completed = sum(len(rollout.served.latency_s) for rollout in rollouts)
@@ -124,9 +126,9 @@ def test_a_slot_that_repeats_its_decisions_goes_on_as_before() -> None:
     rng, actor = np.random.default_rng(0), build_actor(weights_of(config))
     first, second = (rng.random((2, 32, 2)) for _ in range(2))
     slot, anew = (Slot(config, episode, cluster_of(config, episode)) for _ in range(2))
-    actions = slot.collect(actor, Exploration(1.0, 0.0), first).actions
+    actions = slot.collect(actor, Exploration(1.0, 0.0), first, RNG).actions
     anew.replay(actor, actions.astype(np.int16))
-    expected, got = (one.collect(actor, Exploration(1.0, 0.0), second) for one in (slot, anew))
+    expected, got = (one.collect(actor, Exploration(1.0, 0.0), second, RNG) for one in (slot, anew))
     for name in ("replicas", "prior_logits", "actions", "rewards", "next_request"):
         np.testing.assert_array_equal(getattr(got, name), getattr(expected, name), err_msg=name)
 
@@ -141,8 +143,8 @@ def test_an_episode_is_lost_at_the_safety_limit() -> None:
     actor = build_actor(weights_of(config))
     exploration = Exploration(temperature=50.0, epsilon=0.0)  # nearly at random: queues grow somewhere
     uniforms = np.random.default_rng(0).random((4, 2, 64, 2))
-    experiences = [slot.collect(actor, exploration, part) for part in uniforms]
-    unpunished = [free.collect(actor, exploration, part) for part in uniforms]
+    experiences = [slot.collect(actor, exploration, part, RNG) for part in uniforms]
+    unpunished = [free.collect(actor, exploration, part, RNG) for part in uniforms]
     kept = np.array([experience.num_kept for experience in experiences])
     assert (kept[0] > 0).all() and (kept[-1] == 0).any()  # some cluster got lost on the way
     cluster = int(np.flatnonzero(kept[-1] == 0)[0])
