@@ -50,7 +50,7 @@ def test_a_single_bad_future_is_bounded() -> None:
 
 
 def test_the_preference_moves_the_weights() -> None:
-    ahead = LookAhead(requests_per_replica=1, latency=(1.0, 1.0), first_token_tail=(0.0, 2.0))
+    ahead = LookAhead(requests_per_replica=1, latency=(1.0, 1.0), first_token_squared=(0.0, 2.0))
     mean, middle, tail = ahead.weights([0.0, 0.5, 1.0])
     assert mean.sum() == pytest.approx(1.0) and tail.sum() == pytest.approx(1.0)
     assert mean[3] == 0.0 < middle[3] < tail[3]

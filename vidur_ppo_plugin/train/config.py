@@ -270,7 +270,7 @@ def _check_look_ahead(config: TrainConfig) -> None:
             right = "two weights, at tail preference 0 and at 1"
             require(len(weights) == 2, f"look_ahead.{item.name}", right, list(weights))
     right = "weights of which at least one is above 0 at each end"
-    ends = list(zip(ahead.latency, ahead.latency_squared, ahead.first_token, ahead.first_token_tail, strict=True))
+    ends = list(zip(ahead.latency, ahead.latency_squared, ahead.first_token, ahead.first_token_squared, strict=True))
     require(all(sum(end) > 0 for end in ends), "look_ahead", right, ends)
     if not ahead.is_on:
         return

@@ -31,16 +31,7 @@ class LookAhead:
     latency: tuple[float, ...] = flag([1.0, 1.0], "Weight of the mean latency.", low=0)
     latency_squared: tuple[float, ...] = flag([0.0, 0.5], "Weight of the mean squared latency.", low=0)
     first_token: tuple[float, ...] = flag([0.05, 0.5], "Weight of the mean time to first token.", low=0)
-    first_token_tail: tuple[float, ...] = flag(
-        [0.0, 1.0], "Weight of the mean of (time to first token) ** first_token_power.", low=0
-    )
-    first_token_power: float = flag(
-        4.0,
-        "Raise it to protect the slowest of all first tokens, lower it if that makes learning too noisy: 2 follows the "
-        "slowest tenth, 4 the slowest hundredth.",
-        low=1,
-        high=8,
-    )
+    first_token_squared: tuple[float, ...] = flag([0.0, 1.6], "Weight of its mean square.", low=0)
 
     @property
     def is_on(self) -> bool:
@@ -49,7 +40,7 @@ class LookAhead:
 
     def weights(self, tail_preferences: Sequence[float]) -> FloatArray:
         """Of each of `twin.look_ahead.COSTS` in each cluster, with a sum of 1: [clusters, costs]."""
-        ends = np.array([self.latency, self.latency_squared, self.first_token, self.first_token_tail])
+        ends = np.array([self.latency, self.latency_squared, self.first_token, self.first_token_squared])
         weights = ends[:, 0] + np.array(tail_preferences)[:, None] * (ends[:, 1] - ends[:, 0])
         scaled: FloatArray = weights / weights.sum(axis=1, keepdims=True)
         return scaled

@@ -169,9 +169,7 @@ class Slot:
         assert isinstance(clusters, ActingTwin)
         prospects, parts = [], []
         for first in range(0, steps, ahead.every):
-            prospects.append(
-                look_ahead(clusters, actor, self.episode.num_after - 1, rng, first_token_power=ahead.first_token_power)
-            )
+            prospects.append(look_ahead(clusters, actor, self.episode.num_after - 1, rng))
             numbers = uniforms[:, first : first + ahead.every]
             parts.append(clusters.play(actor, ahead.every, epsilon=exploration.epsilon, uniforms=numbers))
         played = Played(*(np.concatenate(columns, axis=1) for columns in zip(*parts, strict=True)))

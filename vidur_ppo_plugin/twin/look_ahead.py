@@ -16,7 +16,7 @@ from .acting import ActingTwin
 from .layout import FloatArray
 
 #: What is summed up over requests, in this order.
-COSTS = ("latency", "latency squared", "time to first token", "time to first token to a power")
+COSTS = ("latency", "latency squared", "time to first token", "time to first token squared")
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,7 @@ class Prospects:
         return means
 
 
-def look_ahead(
-    twin: ActingTwin, actor: CompiledActor, num_later: int, rng: np.random.Generator, *, first_token_power: float = 2.0
-) -> Prospects:
+def look_ahead(twin: ActingTwin, actor: CompiledActor, num_later: int, rng: np.random.Generator) -> Prospects:
     """The prospects of the next request of every cluster, on every replica, with the `num_later` that follow it.
 
     Every cluster must have a next request. The generator breaks ties of the policy, alike in all copies of a cluster.
@@ -51,7 +49,7 @@ def look_ahead(
     copies, served = future.completions()
     latency_s = served.completed_at_s - served.arrived_at_s
     first_token_s = served.first_token_at_s - served.arrived_at_s
-    columns = (latency_s, latency_s**2, first_token_s, first_token_s**first_token_power)
+    columns = (latency_s, latency_s**2, first_token_s, first_token_s**2)
     num_copies = size * num_replicas
     sums: FloatArray = np.stack([np.bincount(copies, column, num_copies) for column in columns], axis=-1)
     counts = np.bincount(copies, minlength=num_copies).reshape(size, num_replicas)
