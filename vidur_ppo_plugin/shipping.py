@@ -150,6 +150,7 @@ def _facts(
     metadata = loaded.metadata
     values = json.dumps(dataclasses.asdict(config), sort_keys=True)
     seed = "" if options.seed is None else f" --seed {options.seed}"
+    which = "" if options.which == checkpoint.BEST else f" --checkpoint {options.which}"
     evaluated = metadata.get("evaluation")
     return {
         "name": options.name,
@@ -159,7 +160,7 @@ def _facts(
         "prior_weight": metadata["prior_weight"],
         "versions": metadata["versions"],
         "trained": {
-            "command": f"vidur-ppo pretrained make {_in_checkout(options.config)}{seed} --into-package",
+            "command": f"vidur-ppo pretrained make {_in_checkout(options.config)}{seed}{which} --into-package",
             "config_sha256": hashlib.sha256(values.encode()).hexdigest(),
             "seed": config.seed,
             "decisions": metadata["num_decisions"],
