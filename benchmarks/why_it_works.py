@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 from numpy.typing import NDArray
 
 from vidur_ppo_plugin import _autoload
@@ -171,6 +172,7 @@ def draw(result: dict[str, dict[str, Any]], watched: dict[str, Watched], scenari
             edges = np.array(row["size_edges"])
             axes.plot(np.sqrt(edges[1:] * edges[:-1]), row[key], color=colour, marker="o", markersize=3, label=label)
         axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("prompt (tokens)")
         axes.set_title(title, loc="left", fontsize=8)
         axes.set_ylim(bottom=0)
@@ -184,6 +186,7 @@ def draw(result: dict[str, dict[str, Any]], watched: dict[str, Watched], scenari
             values = np.sort(one.latency_s[mask])
             axes.plot(values, np.arange(1, len(values) + 1) / len(values), color=colour, label=label, linewidth=1.2)
         axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("end-to-end latency (s)")
         axes.set_title(title, loc="left", fontsize=8)
     panels[0].set_ylabel("fraction of requests")
