@@ -65,17 +65,17 @@ class SetPolicy(ActorCriticPolicy):
 
 
 class RolloutTimes(BaseCallback):
-    """Processor seconds of each rollout."""
+    """Seconds of each rollout."""
 
     def __init__(self) -> None:
         super().__init__()
         self.rollout_s: list[float] = []
 
     def _on_rollout_start(self) -> None:
-        self._began_s = time.process_time()
+        self._began_s = time.perf_counter()
 
     def _on_rollout_end(self) -> None:
-        self.rollout_s.append(time.process_time() - self._began_s)
+        self.rollout_s.append(time.perf_counter() - self._began_s)
 
     def _on_step(self) -> bool:
         return True

@@ -84,6 +84,13 @@ def test_stored_capacities_hold(name: str) -> None:
         assert capacity.is_stable(scenario, rate, size, engine="twin", seeds=seeds) is expected
 
 
+def test_requests_that_no_rate_overloads_have_no_capacity(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "REQUESTS_PER_REPLICA", 10)
+    scenario = load_scenario("chat").at(lengths="1: uniform(4, 5) / uniform(2, 3)")
+    with pytest.raises(ScenarioError, match=r"'chat' has no capacity that could be found: 40 of its requests"):
+        capacity.find_capacity(scenario, engine="twin", seeds=CAPACITY[:1])
+
+
 def test_seeds_for_different_purposes_are_different() -> None:
     assert not set(COMPARISON) & set(TUNING) and not set(COMPARISON) & set(CAPACITY) and not set(TUNING) & set(CAPACITY)
 

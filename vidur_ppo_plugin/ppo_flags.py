@@ -197,7 +197,9 @@ class LearningFlags:
         low=0,
     )
     kl_ref_steps: int = flag(
-        5000, "Decisions after which that pull is gone. Raise it to be held longer, lower it to leave sooner.", low=1
+        5000,
+        "Decisions after which that pull is gone; 0 if it stays. Raise it to be held longer, lower it to leave sooner.",
+        low=0,
     )
 
 

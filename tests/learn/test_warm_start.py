@@ -322,6 +322,13 @@ def test_both_pulls_fade_to_nothing(tmp_path: Path) -> None:
     assert [row["kl_reference"] > 0 for row in metrics] == [True] * 6 + [False] * 2
 
 
+def test_a_pull_without_steps_stays(tmp_path: Path) -> None:
+    agent = agent_of(flags(tmp_path, kl_ref_coef=0.2, kl_ref_steps=0))
+    for decisions in (0, 5000, 10**9):
+        agent.num_decisions = decisions
+        assert agent._coefficients().kl_ref_coef == 0.2
+
+
 def test_the_reference_is_the_cloned_policy_and_not_the_prior(tmp_path: Path) -> None:
     def pull(kl_ref_coef: float) -> float:
         agent = agent_of(flags(tmp_path, bc_coef=0.0, kl_ref_coef=kl_ref_coef, kl_coef=0.0, lr=3e-3))

@@ -27,12 +27,14 @@ def prospects(latencies: list[list[float]], num_requests: float = 10.0) -> Prosp
     return Prospects(sums, np.full(len(latencies), num_requests))
 
 
-def test_a_reward_counts_in_mean_latencies() -> None:
-    # A mean latency of 2 s: the second replica costs everybody together 4 s more, two requests' worth.
-    (first, second), (mean,) = ((18.0, 22.0), [2.0])
-    weights = MEAN_ONLY.weights([0.0])
-    (of_cluster,) = rewards([prospects([[first, second]])], weights)
-    assert of_cluster[0, 0] - of_cluster[0, 1] == pytest.approx((second - first) / mean)
+def test_a_reward_counts_in_standard_deviations_of_the_cluster() -> None:
+    # In the second cluster replicas differ by a hundred times as much; what is learned from it is the same.
+    decisions = [prospects([[18.0, 22.0], [1800.0, 2200.0]]), prospects([[21.0, 19.0], [2100.0, 1900.0]])]
+    every = rewards(decisions, MEAN_ONLY.weights([0.0, 0.0]))
+    apart = np.array([[1.0, -1.0], [-0.5, 0.5]])
+    expected = apart / np.sqrt(np.mean(apart**2))
+    for cluster in every:
+        np.testing.assert_allclose(cluster - cluster.mean(axis=1, keepdims=True), expected)
 
 
 def test_rewards_know_no_unit() -> None:
@@ -55,6 +57,26 @@ def test_the_preference_moves_the_weights() -> None:
     assert mean.sum() == pytest.approx(1.0) and tail.sum() == pytest.approx(1.0)
     assert mean[3] == 0.0 < middle[3] < tail[3]
     assert mean[0] > middle[0] > tail[0]
+
+
+def test_boldness_makes_differences_count_for_more() -> None:
+    ahead = LookAhead(requests_per_replica=1, boldness=(3.0, 1.0))
+    seen = [prospects([[18.0, 22.0]] * 3)]
+    bold, middle, careful = (np.ptp(every) for every in ahead.rewards(seen, [0.0, 0.5, 1.0]))
+    assert (bold, middle) == (pytest.approx(3 * careful), pytest.approx(2 * careful))
+
+
+def test_boldness_of_a_part_reaches_its_rewards(tmp_path: Path) -> None:
+    def gains(boldness: float) -> float:
+        parts = [{**part, "boldness": boldness} for part in AHEAD["mixture"]]
+        config = small(**{**AHEAD, "mixture": parts, "decisions": 128})
+        train(config, tmp_path / str(boldness))
+        header, row, *_ = (
+            line.split(",") for line in (tmp_path / str(boldness) / "ppo_metrics.csv").read_text().splitlines()
+        )
+        return float(dict(zip(header, row, strict=True))["look_ahead"])
+
+    assert gains(3.0) == pytest.approx(3.0 * gains(1.0))
 
 
 def test_only_some_decisions_are_learned_from(tmp_path: Path) -> None:

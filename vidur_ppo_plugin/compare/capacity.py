@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vidur_ppo_plugin.scenario import Capacity, Scenario
+from vidur_ppo_plugin.scenario import Capacity, Scenario, ScenarioError
 
 from .engines import run_cell
 from .schedulers import SchedulerSpec
@@ -25,6 +25,8 @@ PRECISION = 0.005
 REQUESTS_PER_REPLICA = 5_000
 # Where the search begins, in requests/s for each replica; it doubles until the cluster is overloaded.
 _FIRST_QPS_PER_REPLICA = 1.0
+# Where it ends: no replica serves so many. Requests that are few or tiny are through before anything can pile up.
+_MOST_QPS_PER_REPLICA = 2.0**14
 
 
 def find_capacity(scenario: Scenario, *, engine: str, seeds: Sequence[int] = CAPACITY[:NUM_SEEDS]) -> Capacity:
@@ -33,6 +35,11 @@ def find_capacity(scenario: Scenario, *, engine: str, seeds: Sequence[int] = CAP
     high = _FIRST_QPS_PER_REPLICA * scenario.num_replicas
     while is_stable(scenario, high, num_requests, engine=engine, seeds=seeds):
         high *= 2
+        if high > _MOST_QPS_PER_REPLICA * scenario.num_replicas:
+            raise ScenarioError(
+                f"scenario {scenario.name!r} has no capacity that could be found: {num_requests:,} of its requests are "
+                f"served at any rate, and nothing piles up; it takes more or longer requests"
+            )
     low = high / 2
     while high / low > 1 + PRECISION:
         middle = (low * high) ** 0.5

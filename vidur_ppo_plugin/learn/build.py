@@ -179,6 +179,14 @@ def _controllers(flags: PPOModularFlags) -> Controllers:
             if flags.enable_adaptive_lr
             else None
         ),
-        kl_ref_coef=Schedule(start=flags.kl_ref_coef, end=0.0, steps=flags.kl_ref_steps) if flags.kl_ref_coef else None,
+        kl_ref_coef=_pull(flags),
         bc_coef=Schedule(start=flags.bc_coef, end=0.0, steps=flags.bc_fade_steps) if flags.bc_coef else None,
     )
+
+
+def _pull(flags: PPOModularFlags) -> Schedule | None:
+    """Of `kl_ref_coef`: it fades over `kl_ref_steps`, or stays if they are 0."""
+    if not flags.kl_ref_coef:
+        return None
+    kind = "linear" if flags.kl_ref_steps else "constant"
+    return Schedule(start=flags.kl_ref_coef, end=0.0, steps=max(1, flags.kl_ref_steps), kind=kind)

@@ -54,6 +54,12 @@ class MixturePart:
     tail_preference: tuple[float, ...] = flag(
         [], "Least and largest tail_preference that the policy is trained for; 0.5 if empty.", low=0, high=1
     )
+    boldness: float = flag(
+        1.0,
+        "How much differences between replicas count against policy.kl_ref_coef here, with look_ahead. Raise it where "
+        "there is much to win, lower it where the policy had better stay with its prior.",
+        above=0,
+    )
     drained_share: float = flag(
         0.0, "Share of the episodes in which one replica takes no new requests for a while.", low=0, high=1
     )

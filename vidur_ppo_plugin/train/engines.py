@@ -5,7 +5,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import time
 import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -58,8 +57,6 @@ class LocalEngine:
         self._workers = [_LocalWorker(*self._setup) for _ in range(workers)]
         #: Workers that had to be replaced so far.
         self.num_replaced = 0
-        #: Processor seconds of the slowest worker of each run, summed: what workers with a core each would take.
-        self.critical_s = 0.0
 
     @property
     def process_ids(self) -> list[int]:
@@ -75,14 +72,11 @@ class LocalEngine:
             for index in batch:
                 with contextlib.suppress(OSError):  # it is dead: `_finish` finds out and replaces it
                     self._workers[index % size].send(jobs[index], weights)
-            taken_s = []
             for index in batch:
-                results[index], seconds = self._finish(index % size, jobs[index], weights)
-                taken_s.append(seconds)
-            self.critical_s += max(taken_s)
+                results[index] = self._finish(index % size, jobs[index], weights)
         return results
 
-    def _finish(self, number: int, job: Job, weights: Any) -> tuple[Any, float]:
+    def _finish(self, number: int, job: Job, weights: Any) -> Any:
         for _ in range(MAX_DEATHS):
             try:
                 return self._workers[number].receive()
@@ -121,12 +115,12 @@ class _LocalWorker:
     def send(self, job: Job, weights: Any) -> None:
         self._line.send((job, weights))
 
-    def receive(self) -> tuple[Any, float]:
-        """The result of the job, and the processor seconds that it took."""
-        failure, result, seconds = self._line.recv()
+    def receive(self) -> Any:
+        """The result of the job."""
+        failure, result = self._line.recv()
         if failure:
             raise WorkerError(f"a worker failed:\n{failure}")
-        return result, seconds
+        return result
 
     def stop(self) -> None:
         self._line.close()  # the worker then ends by itself
@@ -155,18 +149,15 @@ def _serve(line: Connection, config: TrainConfig, clusters: dict[str, Cluster]) 
     """The life of a worker process: until the other end is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the learner decides what it means
     worker = Worker(config, clusters)
-    began_s = 0.0  # what it takes to start counts, too
     while True:
         try:
             job, weights = line.recv()
         except (EOFError, OSError):
             return
         try:
-            failure, result = "", worker.run(job, weights)
+            answer = "", worker.run(job, weights)
         except Exception:  # whatever a job raises is its result; the learner shows it and stops
-            failure, result = traceback.format_exc(), None
-        ended_s = time.process_time()
-        answer, began_s = (failure, result, ended_s - began_s), ended_s
+            answer = traceback.format_exc(), None
         try:
             line.send(answer)
         except OSError:

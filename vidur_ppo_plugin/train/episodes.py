@@ -34,6 +34,8 @@ class Episode:
     seeds: tuple[int, ...]
     loads: tuple[float, ...]
     tail_preferences: tuple[float, ...]
+    #: How much differences between replicas count.
+    boldness: float
     num_requests: int
     #: Requests at the end that are only there to look ahead to, and one to bootstrap from.
     num_after: int
@@ -96,6 +98,7 @@ def draw_episode(config: TrainConfig, slot: int, number: int, *, load_factor: fl
         seeds=tuple(int(rng.integers(FIRST_TRAINING_SEED, LAST_TRAINING_SEED)) for _ in clusters),
         loads=tuple(_draw(part.load, scenario.load, rng) * load_factor for _ in clusters),
         tail_preferences=tuple(_draw(part.tail_preference, preference, rng) for _ in clusters),
+        boldness=part.boldness,
         num_requests=num_rollouts * config.flags.rollout_len + num_after,
         num_after=num_after,
         speed_factors=tuple(speeds_of(scenario)),

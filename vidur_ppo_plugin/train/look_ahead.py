@@ -9,9 +9,11 @@ from vidur_ppo_plugin.flag import flag
 from vidur_ppo_plugin.routing.snapshot import FloatArray
 from vidur_ppo_plugin.twin.look_ahead import Prospects
 
-# Most that a replica's reward may differ from the mean of all, in mean latencies. Single futures in which everything
-# goes wrong would otherwise outweigh thousands of usual ones.
+# Most that a replica's reward may differ from the mean of all, in standard deviations. Single futures in which
+# everything goes wrong would otherwise outweigh thousands of usual ones.
 _MOST = 10.0
+# Keeps rewards finite where all replicas are alike.
+_EPSILON = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,9 @@ class LookAhead:
     latency_squared: tuple[float, ...] = flag([0.0, 0.5], "Weight of the mean squared latency.", low=0)
     first_token: tuple[float, ...] = flag([0.05, 0.5], "Weight of the mean time to first token.", low=0)
     first_token_squared: tuple[float, ...] = flag([0.0, 1.6], "Weight of its mean square.", low=0)
+    boldness: tuple[float, ...] = flag(
+        [1.0, 1.0], "How much all of them count against what holds the policy back (policy.kl_ref_coef).", above=0
+    )
 
     @property
     def is_on(self) -> bool:
@@ -41,20 +46,35 @@ class LookAhead:
     def weights(self, tail_preferences: Sequence[float]) -> FloatArray:
         """Of each of `twin.look_ahead.COSTS` in each cluster, with a sum of 1: [clusters, costs]."""
         ends = np.array([self.latency, self.latency_squared, self.first_token, self.first_token_squared])
-        weights = ends[:, 0] + np.array(tail_preferences)[:, None] * (ends[:, 1] - ends[:, 0])
+        weights = _between(ends, tail_preferences)
         scaled: FloatArray = weights / weights.sum(axis=1, keepdims=True)
         return scaled
+
+    def rewards(self, prospects: Sequence[Prospects], tail_preferences: Sequence[float]) -> FloatArray:
+        """Of every replica in each of several decisions, as `rewards` has them, with the boldness of each cluster."""
+        boldness = _between(np.array([self.boldness]), tail_preferences)
+        scaled: FloatArray = boldness[:, :, None] * rewards(prospects, self.weights(tail_preferences))
+        return scaled
+
+
+def _between(ends: FloatArray, tail_preferences: Sequence[float]) -> FloatArray:
+    """Values between those at tail preference 0 and at 1, [values, 2]; [clusters, values]."""
+    found: FloatArray = ends[:, 0] + np.array(tail_preferences)[:, None] * (ends[:, 1] - ends[:, 0])
+    return found
 
 
 def rewards(prospects: Sequence[Prospects], weights: FloatArray) -> FloatArray:
     """Of every replica in each of several decisions: [clusters, decisions, replicas].
 
     Minus the weighted sum of all costs over everybody in sight, each relative to its mean in this cluster over the
-    decisions. So 0.01 is a hundredth of a request's share, whatever the hardware, the load and the unit.
+    decisions; then the differences between replicas in standard deviations of them in this cluster. Futures near
+    saturation differ by far more than others, mostly by chance: every cluster has the same say.
     """
     means = np.mean([one.means for one in prospects], axis=0)
     relative = weights / means
     costs = np.stack([np.einsum("crk,ck->cr", one.sums, relative) for one in prospects], axis=1)
     centre = costs.mean(axis=2, keepdims=True)
-    every: FloatArray = -(centre + np.clip(costs - centre, -_MOST, _MOST))
+    apart = costs - centre
+    spread = np.sqrt(np.square(apart).mean(axis=(1, 2), keepdims=True)) + _EPSILON
+    every: FloatArray = -(centre + np.clip(apart / spread, -_MOST, _MOST))
     return every

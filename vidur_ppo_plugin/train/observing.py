@@ -2,20 +2,16 @@
 
 import random
 
-import numpy as np
-
 from vidur_ppo_plugin.config import PPOModularFlags
 from vidur_ppo_plugin.learn.features import build_features
-from vidur_ppo_plugin.policy.compiled_actor import CompiledActor
+from vidur_ppo_plugin.policy import greedy
+from vidur_ppo_plugin.policy.compiled_actor import KERNEL, CompiledActor
 from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
 from vidur_ppo_plugin.routing import compiled
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.features import Float32Array, Observation
 from vidur_ppo_plugin.routing.prior import Prior
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
-
-# Logit of a replica that must not be chosen: finite, so that arithmetic stays finite; nothing comes near it.
-_MASKED = np.float32(-1e9)
 
 #: The actor's parameters by name, and the shape of its network: what is sent to workers after each update.
 Weights = tuple[dict[str, Float32Array], dict[str, int | bool]]
@@ -31,9 +27,7 @@ class Observer:
     def __call__(self, seen: ClusterSnapshot, request: RequestInfo) -> tuple[Observation, Float32Array]:
         """The observation, and the prior's logits."""
         logits = self._prior.logits(self._prior.cost(seen, request))
-        if seen.available is not None:
-            logits = np.where(seen.available, logits, _MASKED)
-        return self._features.observe(seen, request), logits
+        return self._features.observe(seen, request), greedy.masked(logits, seen.available)
 
 
 class GreedyPolicy:
@@ -47,16 +41,12 @@ class GreedyPolicy:
     def __call__(self, seen: ClusterSnapshot, request: RequestInfo) -> int:
         """The replica for a request."""
         observation, prior_logits = self._observer(seen, request)
-        logits = self._actor.logits(observation.replicas, observation.request, prior_logits).tolist()
-        highest = max(logits)
-        if logits.count(highest) == 1:
-            return int(logits.index(highest))
-        best = [index for index, logit in enumerate(logits) if logit == highest]
-        return best[self._rng.randrange(len(best))]
+        logits = self._actor.logits(observation.replicas, observation.request, prior_logits)
+        return greedy.best(logits.tolist(), self._rng)
 
 
 def build_actor(weights: Weights) -> NumpyActor:
     """The fastest actor that the network's shape and this installation allow."""
     parameters, shape = weights
-    is_compiled = not shape["flat_replicas"] and compiled.load("vidur_ppo_plugin.policy.forward_kernel", "forward")
+    is_compiled = not shape["flat_replicas"] and compiled.load(KERNEL, "forward")
     return (CompiledActor if is_compiled else NumpyActor)(parameters, shape)

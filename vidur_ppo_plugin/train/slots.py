@@ -22,7 +22,6 @@ from vidur_ppo_plugin.workload.requests import Requests
 from .clusters import Cluster
 from .config import TrainConfig
 from .episodes import Episode
-from .look_ahead import rewards
 
 if TYPE_CHECKING:
     from .vidur_clusters import VidurClusters
@@ -174,7 +173,7 @@ class Slot:
             parts.append(clusters.play(actor, ahead.every, epsilon=exploration.epsilon, uniforms=numbers))
         played = Played(*(np.concatenate(columns, axis=1) for columns in zip(*parts, strict=True)))
         learned = np.arange(0, steps, ahead.every)
-        every = rewards(prospects, ahead.weights(self.episode.tail_preferences))
+        every = self.episode.boldness * ahead.rewards(prospects, self.episode.tail_preferences)
         served, _, num_kept = self._finish(played)
         seen = clusters.observe()
         return Experience(
