@@ -15,13 +15,16 @@ import yaml
 from simulation import arguments, simulate, vidur_main
 
 from vidur_ppo_plugin import checkpoint, cli, pretrained, shipping
+from vidur_ppo_plugin.compare.engines import run_cell
 from vidur_ppo_plugin.compare.schedulers import parse_schedulers
 from vidur_ppo_plugin.config import PPOModularFlags
+from vidur_ppo_plugin.envs.settings import changed
 from vidur_ppo_plugin.learn.checkpoint_flags import adopt_flags, checkpoint_flags
 from vidur_ppo_plugin.learn.policy_checkpoint import network_weights
 from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
 from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
 from vidur_ppo_plugin.pretrained import Pretrained, PretrainedError
+from vidur_ppo_plugin.scenario import Scenario, load_scenario
 
 PREFIX = "p_p_o_global_scheduler_modular_config_"
 # Seconds of training, with a network, a prior and features that are not the defaults.
@@ -133,6 +136,31 @@ def test_compare_knows_it_by_name() -> None:
 
 
 # --- The flags of a checkpoint ---
+
+
+def changes_of_the_policy(scenario: Scenario, num_seeds: int) -> tuple[dict[str, float], float]:
+    """Of mean latency and mean time to first token against least_tokens; and the last replica's share of requests."""
+    schedulers = parse_schedulers(["policy=ppo_modular:pretrained", "least_tokens"])
+    runs = [[run_cell(scenario, one, seed, engine="twin") for seed in range(60, 60 + num_seeds)] for one in schedulers]
+    means = [
+        {name: np.mean([run.metrics(scenario)[name] for run in of_one]) for name in ("e2e_mean", "ttft_mean")}
+        for of_one in runs
+    ]
+    share = np.mean([run.requests["replica"] == scenario.num_replicas - 1 for run in runs[0]])
+    return {name: float(means[0][name] / means[1][name]) - 1.0 for name in means[0]}, float(share)
+
+
+def test_the_policy_of_the_package_wins_where_there_is_something_to_win() -> None:
+    changes, _ = changes_of_the_policy(load_scenario("mixed_long").at(num_requests=4000), 3)
+    assert changes["e2e_mean"] < -0.05 and changes["ttft_mean"] < -0.05
+
+
+def test_the_policy_of_the_package_prefers_the_faster_of_two() -> None:
+    """Short requests, a light load, two replicas of which one has half the speed."""
+    scenario = changed(load_scenario("chat"), num_replicas=2, replica_speeds=(1.0, 0.5))
+    changes, slow_share = changes_of_the_policy(scenario.at(load=0.3, num_requests=1500), 2)
+    assert slow_share < 0.4
+    assert changes["e2e_mean"] < 0.0
 
 
 def test_a_checkpoint_brings_its_flags(small: Pretrained, tmp_path: Path) -> None:
