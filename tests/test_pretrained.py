@@ -2,6 +2,7 @@
 
 import csv
 import json
+import random
 import re
 import shutil
 from collections.abc import Callable
@@ -21,9 +22,12 @@ from vidur_ppo_plugin.config import PPOModularFlags
 from vidur_ppo_plugin.envs.settings import changed
 from vidur_ppo_plugin.learn.checkpoint_flags import adopt_flags, checkpoint_flags
 from vidur_ppo_plugin.learn.policy_checkpoint import network_weights
+from vidur_ppo_plugin.policy.exported import ExportedPolicy
 from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
 from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
 from vidur_ppo_plugin.pretrained import Pretrained, PretrainedError
+from vidur_ppo_plugin.routing.delay_model import DelayModel
+from vidur_ppo_plugin.routing.snapshot import ROWS, ClusterSnapshot, RequestInfo
 from vidur_ppo_plugin.scenario import Scenario, load_scenario
 
 PREFIX = "p_p_o_global_scheduler_modular_config_"
@@ -135,9 +139,6 @@ def test_compare_knows_it_by_name() -> None:
     assert tail.options["tail_preference"] == 0.25
 
 
-# --- The flags of a checkpoint ---
-
-
 def changes_of_the_policy(scenario: Scenario, num_seeds: int) -> tuple[dict[str, float], float]:
     """Of mean latency and mean time to first token against least_tokens; and the last replica's share of requests."""
     schedulers = parse_schedulers(["policy=ppo_modular:pretrained", "least_tokens"])
@@ -161,6 +162,32 @@ def test_the_policy_of_the_package_prefers_the_faster_of_two() -> None:
     changes, slow_share = changes_of_the_policy(scenario.at(load=0.3, num_requests=1500), 2)
     assert slow_share < 0.4
     assert changes["e2e_mean"] < 0.0
+
+
+@pytest.mark.parametrize("tail_preference", [0.0, 0.5, 1.0])
+def test_the_policy_of_the_package_is_not_locked_in_by_history(tail_preference: float) -> None:
+    """As recorded by the router: the slow backend has done most and is full, the fast one is idle.
+
+    The policy that was shipped before went on with the slow one.
+    """
+    figures = {
+        **{"outstanding_requests": (0, 11), "running_requests": (0, 11), "context_tokens": (0, 216)},
+        **{"kv_blocks_used": (0, 37.6), "kv_blocks_total": (30208, 30208), "decoded_tokens": (0, 209)},
+        **{"recent_latency_s": (0.644, 1.315), "completion_rate_per_s": (1.41, 6.996), "token_time_s": (0.011, 0.022)},
+        **{"typical_prompt_tokens": (4.997, 1.998), "speed_factor": (1, 1)},
+    }
+    values = np.array([figures.get(row, (0, 0)) for row in ROWS], np.float64)
+    policy = ExportedPolicy.load(
+        Pretrained("pretrained").policy,
+        rng=random.Random(0),
+        delay_model=DelayModel(1e-4, 1e-4, 1e-7),  # its prior does not ask it
+        tail_preference=tail_preference,
+    )
+    seen = ClusterSnapshot(9.0, values, kv_block_size=16, expected_decode_tokens=59.4, waiting=np.zeros((8, 2)))
+    assert policy(seen, RequestInfo(1, 9.0, since_last_arrival_s=0.1, arrival_rate_per_s=9.0)) == 0
+
+
+# --- The flags of a checkpoint ---
 
 
 def test_a_checkpoint_brings_its_flags(small: Pretrained, tmp_path: Path) -> None:
