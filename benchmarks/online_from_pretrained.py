@@ -1,6 +1,6 @@
 """Learning on from a policy inside a Vidur simulation whose workload is not the one it was trained on.
 
-    python benchmarks/online_from_pretrained.py [--checkpoint pretrained] [--tail 0.5] [--shifts speeds,documents,code]
+    python benchmarks/online_from_pretrained.py [--checkpoint pretrained] [--tail 0.3] [--shifts speeds,documents,code]
         [--train-requests 8000] [--points 4] [--seeds 8] [--requests 8000] [--flag NAME=VALUE] [--jobs N] [--json]
 
 For each shift: `ppo_modular` starts from the checkpoint and learns with its usual flags and a learning rate of 3e-4
@@ -27,6 +27,7 @@ from vidur_ppo_plugin.compare.engines import cell_flags, quietly, run_cell
 from vidur_ppo_plugin.compare.schedulers import SchedulerSpec, parse_schedulers
 from vidur_ppo_plugin.compare.seeds import COMPARISON
 from vidur_ppo_plugin.envs.settings import changed, find_scenario
+from vidur_ppo_plugin.routing.preference import BALANCED
 from vidur_ppo_plugin.scenario import Scenario
 
 TRAINING_SEED = 7
@@ -120,7 +121,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = shifts()
     parser.add_argument("--checkpoint", default="pretrained")
-    parser.add_argument("--tail", type=float, default=0.5, help="tail_preference")
+    parser.add_argument("--tail", type=float, default=BALANCED, help="tail_preference")
     parser.add_argument("--shifts", default=",".join(known))
     parser.add_argument("--train-requests", type=int, default=8000)
     parser.add_argument("--points", type=int, default=4, help="when weights are kept, the end included")

@@ -1,6 +1,6 @@
 """One policy for any cluster: the same file at other sizes, loads, models, devices and replica schedulers.
 
-    python benchmarks/pretrained.py [--checkpoint pretrained] [--tail 0.5] [--cases sizes,loads,models,schedulers]
+    python benchmarks/pretrained.py [--checkpoint pretrained] [--tail 0.3] [--cases sizes,loads,models,schedulers]
         [--seeds 10] [--requests-per-replica 1000] [--jobs N] [--json]
 
 Change of the policy against each reference on the requests of held-out seeds, paired, with the 95 % interval, in the
@@ -22,6 +22,7 @@ from vidur_ppo_plugin import _autoload
 from vidur_ppo_plugin.compare.schedulers import parse_schedulers
 from vidur_ppo_plugin.compare.seeds import COMPARISON
 from vidur_ppo_plugin.envs.settings import changed, find_scenario
+from vidur_ppo_plugin.routing.preference import BALANCED
 from vidur_ppo_plugin.scenario import Scenario
 
 VIDURS = ("random", "round_robin", "lor")
@@ -100,7 +101,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = cases()
     parser.add_argument("--checkpoint", default="pretrained")
-    parser.add_argument("--tail", type=float, default=0.5, help="tail_preference")
+    parser.add_argument("--tail", type=float, default=BALANCED, help="tail_preference")
     parser.add_argument("--cases", default=",".join(known))
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--requests-per-replica", type=int, default=1000)

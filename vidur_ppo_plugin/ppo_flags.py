@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Optional
 
 from vidur_ppo_plugin.flag import flag
+from vidur_ppo_plugin.routing.preference import BALANCED
 
 
 @dataclass
@@ -20,7 +21,7 @@ class RewardFlags:
         1.0, "Power of latencies: lower it to 1 for the mean, raise it towards 2 to protect the tail.", low=1, high=4
     )
     tail_preference: float = flag(
-        0.5,
+        BALANCED,
         "What a policy that was trained for it aims at; one of its inputs. Raise it towards 1 to protect the slowest "
         "requests, lower it towards 0 for the lowest mean.",
         low=0,

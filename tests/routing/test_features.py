@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vidur_ppo_plugin.routing.features import FeatureScales, FeatureTable, Observation
+from vidur_ppo_plugin.routing.preference import BALANCED
 from vidur_ppo_plugin.routing.snapshot import ROW, ROWS, ClusterSnapshot, RequestInfo
 
 REQUEST = RequestInfo(prompt_tokens=2048, arrived_at_s=5.0, since_last_arrival_s=2.0, arrival_rate_per_s=4.0)
@@ -90,7 +91,7 @@ def test_request_vector_by_hand() -> None:
     assert values["imbalance"] == pytest.approx(ln2 * np.sqrt(3) / 4)
     assert values["load_range"] == pytest.approx(ln2)
     assert values["cluster_size"] == pytest.approx(0.2)
-    assert values["tail_preference"] == 0.5
+    assert values["tail_preference"] == pytest.approx(BALANCED)
 
 
 def test_the_tail_preference_is_shown_and_changes_no_meaning() -> None:

@@ -8,6 +8,7 @@ import yaml
 from training_runs import SMALL, small
 
 from vidur_ppo_plugin.cli import main
+from vidur_ppo_plugin.routing.preference import BALANCED
 from vidur_ppo_plugin.train.config import load_config, parse_config, replica_counts
 from vidur_ppo_plugin.train.episodes import FIRST_TRAINING_SEED, LAST_TRAINING_SEED, draw_episode
 from vidur_ppo_plugin.train.schema import ConfigError
@@ -177,7 +178,7 @@ def test_tail_preferences_are_drawn_for_every_cluster() -> None:
     config = small(environments=40, mixture=part(tail_preference=[0.2, 0.8]))
     drawn = [value for slot in range(20) for value in draw_episode(config, slot, 1).tail_preferences]
     assert len(set(drawn)) == 40 and 0.2 <= min(drawn) < 0.3 and 0.7 < max(drawn) <= 0.8
-    assert draw_episode(small(), 0, 0).tail_preferences == (0.5, 0.5)
+    assert draw_episode(small(), 0, 0).tail_preferences == (BALANCED, BALANCED)
 
 
 def test_load_keeps_its_meaning_when_replicas_change() -> None:

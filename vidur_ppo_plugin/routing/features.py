@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import compiled
+from .preference import BALANCED
 from .snapshot import ROW, ClusterSnapshot, FloatArray, RequestInfo
 
 Float32Array = NDArray[np.float32]
@@ -111,7 +112,7 @@ class FeatureTable:
         num_waiting_slots: int = 4,
         trend_window: int = 32,
         scales: FeatureScales | None = None,
-        tail_preference: float = 0.5,
+        tail_preference: float = BALANCED,
     ) -> None:
         """`tail_preference`: what the operator asks for, shown as it is; not part of what the features mean."""
         if num_waiting_slots < 0:

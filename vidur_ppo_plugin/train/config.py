@@ -13,6 +13,7 @@ from vidur_ppo_plugin.envs.settings import changed, find_scenario, speeds_of
 from vidur_ppo_plugin.learn.curriculum import Curriculum
 from vidur_ppo_plugin.ppo_flags import ExplorationFlags, LearningFlags, NetworkFlags, WarmStartFlags
 from vidur_ppo_plugin.record.metrics import header
+from vidur_ppo_plugin.routing.preference import BALANCED
 from vidur_ppo_plugin.routing.routers import HEURISTICS, STOCK
 from vidur_ppo_plugin.scenario import Scenario
 
@@ -52,7 +53,7 @@ class MixturePart:
         [], "Least and largest age of what replicas report; the scenario's own if empty.", low=0, high=3600
     )
     tail_preference: tuple[float, ...] = flag(
-        [], "Least and largest tail_preference that the policy is trained for; 0.5 if empty.", low=0, high=1
+        [], f"Least and largest tail_preference that the policy is trained for; {BALANCED} if empty.", low=0, high=1
     )
     boldness: float = flag(
         1.0,
@@ -74,7 +75,10 @@ class Evaluation:
     seeds: int = flag(3, "Seeds of each scenario. Raise it if scores are noisy.", low=1, high=100)
     num_requests: int = flag(2000, "Requests of each run. Raise it for tails, lower it for speed.", low=20)
     tail_preferences: tuple[float, ...] = flag(
-        [0.5], "Values of tail_preference at which the policy is evaluated; the score is their mean.", low=0, high=1
+        [BALANCED],
+        "Values of tail_preference at which the policy is evaluated; the score is their mean.",
+        low=0,
+        high=1,
     )
     baselines: tuple[str, ...] = flag(
         ["least_tokens", "least_outstanding", "shortest_delay"],

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from vidur_ppo_plugin.routing.preference import BALANCED
+
 from .config import TrainConfig
 from .engines import Engine
 from .episodes import FIRST_EVALUATION_SEED
@@ -78,7 +80,7 @@ class Evaluator:
     def _best_baseline(self, scenario: str) -> str:
         return min(self.baselines, key=lambda name: float(np.mean(self.baselines[name][scenario]["e2e_mean"])))
 
-    def _figures(self, router: str, weights: Weights | None, tail_preference: float = 0.5) -> dict[str, Figures]:
+    def _figures(self, router: str, weights: Weights | None, tail_preference: float = BALANCED) -> dict[str, Figures]:
         """scenario -> metric -> a number for each seed."""
         evaluation = self.config.evaluation
         jobs = [

@@ -13,6 +13,7 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from vidur_ppo_plugin.envs.settings import changed
 from vidur_ppo_plugin.learn.parameters import Coefficients
 from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
+from vidur_ppo_plugin.routing.preference import BALANCED
 from vidur_ppo_plugin.routing.routers import build_router
 from vidur_ppo_plugin.routing.visibility import Visibility
 from vidur_ppo_plugin.twin.layout import IntArray
@@ -75,7 +76,7 @@ class EvaluateJob:
     seed: int
     num_requests: int
     #: What the policy is asked for; routers do not know it.
-    tail_preference: float = 0.5
+    tail_preference: float = BALANCED
 
 
 @dataclass(frozen=True)
