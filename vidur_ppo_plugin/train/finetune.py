@@ -103,7 +103,7 @@ def _summary(result: FinetuneResult, out: Path) -> str:
         f"Learned from {result.num_learned:,} recorded decisions, judged on {result.num_held_out:,} others; {verdict}: "
         f"{result.why}",
         f"Mean cost there: recorded {result.recorded_cost:.4f} s, policy before {result.old_cost:.4f}, after "
-        f"{result.new_cost:.4f} ({share * result.difference:+.1f} %, 90 % interval {share * result.low:+.1f} to "
+        f"{result.new_cost:.4f} ({share * result.difference:+.1f} %, 99 % interval {share * result.low:+.1f} to "
         f"{share * result.high:+.1f})",
         f"Divergence {result.kl:.3f}, {100 * result.agreement:.1f} % of decisions as before",
     ]
