@@ -1,12 +1,13 @@
 """Mean against tail: what the policy offers at its tail settings, and what every heuristic offers.
 
     python benchmarks/trade_off.py [--checkpoint pretrained] [--scenarios mixed_long,mixed] [--tails 0,0.25,0.5,0.75,1]
-        [--trace FILE.csv] [--seeds 10] [--requests N] [--out docs/images] [--jobs N] [--json]
+        [--trace FILE.csv | --lengths TEXT --name NAME] [--seeds 10] [--requests N] [--out DIR] [--jobs N] [--json]
 
 Changes of the mean and of the 99th percentile of latency against least_tokens, on the requests of held-out seeds, in
-the twin. `size_split` is run at every threshold that `vidur-ppo compare` tries and at every number of long replicas.
-One PNG a scenario. With --trace, the prompts and outputs of a CSV of arrival times and lengths take the place of those
-of the scenario, at the scenario's load: lengths of real requests beside generated ones.
+the twin. `size_split` is run at every threshold that `vidur-ppo compare` tries, at a dozen more between 500 and 16,000
+tokens, and at every number of long replicas. One PNG a scenario. With --trace, the requests of a CSV of arrival times
+and lengths take the place of those of the scenario, at the scenario's load; with --lengths, other lengths do, written
+as in docs/scenarios.md: `0.97: trace(FILE.csv); 0.03: uniform(8000, 24000) / lognormal(139, 0.973, 5, 2000)`.
 """
 
 import argparse
@@ -38,6 +39,8 @@ HEURISTICS = (
 MEAN, TAIL = "e2e_mean", "e2e_p99"
 # Beyond this nobody would use a scheduler: it would only squeeze the others in the picture.
 _MOST_SHOWN = 1.0
+# Tried beside those of `compare`: the best one may lie between two of its quantiles.
+_MORE_THRESHOLDS = (500, 750, 1000, 1500, 2000, 2500, 3000, 3500, 4000, 6000, 8000, 12000)
 _MARKERS = ("x", "+", "v", "s", "d", "^", "*", "<")
 
 
@@ -47,7 +50,7 @@ def splits(scenario: Scenario) -> list[SchedulerSpec]:
         SchedulerSpec(f"{TUNED} {threshold}/{number}", TUNED).with_options(
             threshold_tokens=threshold, num_long_replicas=number
         )
-        for threshold in thresholds(scenario, seed=TUNING[0])
+        for threshold in sorted({*thresholds(scenario, seed=TUNING[0]), *_MORE_THRESHOLDS})
         for number in range(1, scenario.num_replicas)
     ]
 
@@ -61,6 +64,12 @@ def traced(scenario: Scenario, path: Path, num_seeds: int) -> Scenario:
     capacity = find_capacity(scenario.at(num_requests=len(trace), trace=whole), engine="twin", seeds=CAPACITY[:1])
     windows = TraceWindows(path.resolve(), size, {seed: index for index, seed in enumerate(seeds)}, trace.rate_qps)
     return scenario.at(name=f"{scenario.name}_trace", num_requests=size, capacity=capacity, trace=windows)
+
+
+def with_lengths(scenario: Scenario, lengths: str, name: str) -> Scenario:
+    """The scenario's cluster and load with other lengths, at their own capacity."""
+    other = scenario.at(name=name, lengths=lengths)
+    return other.at(capacity=find_capacity(other, engine="twin"))
 
 
 def study(scenario: Scenario, options: argparse.Namespace) -> dict[str, Any]:
@@ -107,9 +116,11 @@ def draw(name: str, result: dict[str, Any], path: Path) -> None:
         axes.scatter(*_columns([point]), s=26, color="#1c1f23", marker=marker, label=label, alpha=0.8)
     policy = list(result["policy"].items())
     axes.plot(*_columns([point for _, point in policy]), color="#0072b2", marker="o", markersize=5, label="policy")
-    for label, point in policy:
+    for index, (label, point) in enumerate(policy):
+        above = index % 2  # neighbours on the curve would cover each other's names
         axes.annotate(label, [values[0] for values in _columns([point])], fontsize=7, color="#0072b2",
-                      xytext=(5, -9), textcoords="offset points")  # fmt: skip
+                      xytext=(-4, 7) if above else (4, -11), ha="right" if above else "left",
+                      textcoords="offset points")  # fmt: skip
     axes.axhline(0, color="#9aa0a6", linewidth=0.6)
     axes.axvline(0, color="#9aa0a6", linewidth=0.6)
     axes.set_xlabel(f"mean latency, change against {REFERENCE} (%)")
@@ -137,12 +148,16 @@ def main() -> int:
     parser.add_argument("--scenarios", default="mixed_long,mixed")
     parser.add_argument("--tails", default="0,0.25,0.5,0.75,1")
     parser.add_argument("--trace", type=Path)
+    parser.add_argument("--lengths", help="other lengths than the scenario's, as in docs/scenarios.md")
+    parser.add_argument("--name", help="what the scenario with --lengths is called")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--requests", type=int, help="of each run; the scenario's own unless given")
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     options = parser.parse_args()
+    if (options.lengths is None) != (options.name is None) or (options.lengths and options.trace):
+        parser.error("--lengths needs --name, and goes without --trace")
     options.tails = [float(part) for part in options.tails.split(",")]
     _autoload.install()
     results = {}
@@ -152,6 +167,8 @@ def main() -> int:
             scenario = scenario.at(num_requests=options.requests)
         if options.trace is not None:
             scenario = traced(scenario, options.trace, options.seeds)
+        if options.lengths is not None:
+            scenario = with_lengths(scenario, options.lengths, options.name)
         results[scenario.name] = study(scenario, options)
         draw(scenario.name, results[scenario.name], options.out / f"trade_off_{scenario.name}.png")
         print(f"{scenario.name} done", file=sys.stderr)

@@ -59,11 +59,24 @@ def test_the_preference_moves_the_weights() -> None:
     assert mean[0] > middle[0] > tail[0]
 
 
+def test_less_of_the_preference_counts_with_a_smaller_tail_weight() -> None:
+    ahead = LookAhead(requests_per_replica=1, latency=(1.0, 1.0), first_token_squared=(0.0, 2.0))
+    costs = np.array([[[10.0, 100.0, 2.0, 4.0], [9.0, 90.0, 3.0, 9.0]]])  # faster on the whole, first token later
+    seen = [Prospects(costs, np.array([4.0]))]
+
+    def prefers_second(tail_weight: float) -> bool:
+        every = ahead.rewards(seen, [1.0], tail_weight=tail_weight)
+        return bool(every[0, 0, 1] > every[0, 0, 0])
+
+    assert prefers_second(0.0) and not prefers_second(1.0)
+    np.testing.assert_allclose(ahead.rewards(seen, [1.0], tail_weight=0.5), ahead.rewards(seen, [0.5]))
+
+
 def test_boldness_makes_differences_count_for_more() -> None:
-    ahead = LookAhead(requests_per_replica=1, boldness=(3.0, 1.0))
+    ahead = LookAhead(requests_per_replica=1, boldness=(4.0, 1.0))
     seen = [prospects([[18.0, 22.0]] * 3)]
     bold, middle, careful = (np.ptp(every) for every in ahead.rewards(seen, [0.0, 0.5, 1.0]))
-    assert (bold, middle) == (pytest.approx(3 * careful), pytest.approx(2 * careful))
+    assert (bold, middle) == (pytest.approx(4 * careful), pytest.approx(2 * careful))
 
 
 def test_boldness_of_a_part_reaches_its_rewards(tmp_path: Path) -> None:

@@ -61,6 +61,13 @@ class MixturePart:
         "there is much to win, lower it where the policy had better stay with its prior.",
         above=0,
     )
+    tail_weight: float = flag(
+        1.0,
+        "What tail_preference is multiplied with when the costs of look_ahead are weighed here. Lower it where a "
+        "better tail is bought too dearly.",
+        low=0,
+        high=1,
+    )
     drained_share: float = flag(
         0.0, "Share of the episodes in which one replica takes no new requests for a while.", low=0, high=1
     )

@@ -36,6 +36,8 @@ class Episode:
     tail_preferences: tuple[float, ...]
     #: How much differences between replicas count.
     boldness: float
+    #: How much of the preference counts when costs are weighed.
+    tail_weight: float
     num_requests: int
     #: Requests at the end that are only there to look ahead to, and one to bootstrap from.
     num_after: int
@@ -99,6 +101,7 @@ def draw_episode(config: TrainConfig, slot: int, number: int, *, load_factor: fl
         loads=tuple(_draw(part.load, scenario.load, rng) * load_factor for _ in clusters),
         tail_preferences=tuple(_draw(part.tail_preference, preference, rng) for _ in clusters),
         boldness=part.boldness,
+        tail_weight=part.tail_weight,
         num_requests=num_rollouts * config.flags.rollout_len + num_after,
         num_after=num_after,
         speed_factors=tuple(speeds_of(scenario)),

@@ -50,10 +50,17 @@ class LookAhead:
         scaled: FloatArray = weights / weights.sum(axis=1, keepdims=True)
         return scaled
 
-    def rewards(self, prospects: Sequence[Prospects], tail_preferences: Sequence[float]) -> FloatArray:
-        """Of every replica in each of several decisions, as `rewards` has them, with the boldness of each cluster."""
-        boldness = _between(np.array([self.boldness]), tail_preferences)
-        scaled: FloatArray = boldness[:, :, None] * rewards(prospects, self.weights(tail_preferences))
+    def rewards(
+        self, prospects: Sequence[Prospects], tail_preferences: Sequence[float], *, tail_weight: float = 1.0
+    ) -> FloatArray:
+        """Of every replica in each of several decisions, as `rewards` has them, with the boldness of each cluster.
+
+        Costs are weighed at `tail_weight` times the preference of each cluster.
+        """
+        # A factor: half-way between 4 and 1 is 2.
+        boldness = np.exp(_between(np.log([self.boldness]), tail_preferences))
+        weights = self.weights([tail_weight * preference for preference in tail_preferences])
+        scaled: FloatArray = boldness[:, :, None] * rewards(prospects, weights)
         return scaled
 
 

@@ -173,7 +173,9 @@ class Slot:
             parts.append(clusters.play(actor, ahead.every, epsilon=exploration.epsilon, uniforms=numbers))
         played = Played(*(np.concatenate(columns, axis=1) for columns in zip(*parts, strict=True)))
         learned = np.arange(0, steps, ahead.every)
-        every = self.episode.boldness * ahead.rewards(prospects, self.episode.tail_preferences)
+        every = self.episode.boldness * ahead.rewards(
+            prospects, self.episode.tail_preferences, tail_weight=self.episode.tail_weight
+        )
         served, _, num_kept = self._finish(played)
         seen = clusters.observe()
         return Experience(
