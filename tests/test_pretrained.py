@@ -27,6 +27,7 @@ from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
 from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
 from vidur_ppo_plugin.pretrained import Pretrained, PretrainedError
 from vidur_ppo_plugin.routing.delay_model import DelayModel
+from vidur_ppo_plugin.routing.preference import BALANCED
 from vidur_ppo_plugin.routing.snapshot import ROWS, ClusterSnapshot, RequestInfo
 from vidur_ppo_plugin.scenario import Scenario, load_scenario
 
@@ -164,7 +165,7 @@ def test_the_policy_of_the_package_prefers_the_faster_of_two() -> None:
     assert changes["e2e_mean"] < 0.0
 
 
-@pytest.mark.parametrize("tail_preference", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("tail_preference", [0.0, BALANCED, 1.0])
 def test_the_policy_of_the_package_is_not_locked_in_by_history(tail_preference: float) -> None:
     """As recorded by the router: the slow backend has done most and is full, the fast one is idle.
 
