@@ -16,6 +16,14 @@ from vidur_ppo_plugin.scenario import Scenario
 Result = TypeVar("Result")
 #: The metrics that requirements are about.
 METRICS = ("e2e_mean", "e2e_p99", "ttft_mean", "ttft_p99")
+#: Vidur's own schedulers, and those of METRICS in which a policy has to be better than each of them.
+VIDURS = ("random", "round_robin", "lor")
+BEATS = ("e2e_mean", "ttft_mean", "ttft_p99")
+#: What a policy must never be worse than, and the largest upper end of the 95 % interval that counts as that.
+PRIOR = "least_tokens"
+MOST_WORSE = {"e2e_mean": 0.01, "ttft_mean": 0.01, "e2e_p99": 0.03, "ttft_p99": 0.03}
+# A change that small is a tie.
+_TIE = 0.005
 #: A row for each seed.
 Rows = list[dict[str, float]]
 
@@ -66,6 +74,16 @@ def change(ours: Rows, theirs: Rows, metric: str) -> dict[str, float]:
     """Relative change of a metric and its 95 % interval, paired by seed."""
     values = (np.array([row[metric] for row in rows]) for rows in (ours, theirs))
     return dict(zip(("change", "low", "high"), paired_change(*values), strict=True))
+
+
+def beats(entry: Mapping[str, float]) -> bool:
+    """Whether a change is an improvement beyond noise, or a tie."""
+    return entry["high"] < 0 or abs(entry["change"]) <= _TIE
+
+
+def is_not_inferior(metric: str, entry: Mapping[str, float]) -> bool:
+    """Whether a change against PRIOR excludes that the policy is worse."""
+    return entry["high"] < MOST_WORSE[metric]
 
 
 def text_of(entry: Mapping[str, float]) -> str:

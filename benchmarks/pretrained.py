@@ -16,7 +16,7 @@ import sys
 from typing import Any
 
 import policy_runs
-from policy_runs import METRICS, change, text_of
+from policy_runs import BEATS, METRICS, PRIOR, VIDURS, beats, change, is_not_inferior, text_of
 
 from vidur_ppo_plugin import _autoload
 from vidur_ppo_plugin.compare.schedulers import parse_schedulers
@@ -25,8 +25,6 @@ from vidur_ppo_plugin.envs.settings import changed, find_scenario
 from vidur_ppo_plugin.routing.preference import BALANCED
 from vidur_ppo_plugin.scenario import Scenario
 
-VIDURS = ("random", "round_robin", "lor")
-PRIOR = "least_tokens"
 SIZES = (2, 4, 16, 64)
 LOADS = (0.3, 0.5, 0.7, 0.9, 1.0)
 # A model and a device that no scenario has, four to a replica.
@@ -37,9 +35,6 @@ LLAMA_70B_ON_H100 = {
     "replica_config_tensor_parallel_size": 4,
 }
 VLLM = {"replica_scheduler_config_type": "vllm", "vllm_scheduler_config_max_tokens_in_batch": 8192}
-BEATS = ("e2e_mean", "ttft_mean", "ttft_p99")
-TIE = 0.005
-MOST_WORSE = {"e2e_mean": 0.01, "ttft_mean": 0.01, "e2e_p99": 0.03, "ttft_p99": 0.03}
 
 
 def cases() -> dict[str, dict[str, Scenario]]:
@@ -88,12 +83,11 @@ def study(scenario: Scenario, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _beats(changes: dict[str, dict[str, dict[str, float]]]) -> bool:
-    entries = [changes[reference][metric] for reference in VIDURS for metric in BEATS]
-    return all(entry["high"] < 0 or abs(entry["change"]) <= TIE for entry in entries)
+    return all(beats(changes[reference][metric]) for reference in VIDURS for metric in BEATS)
 
 
 def _is_never_worse(changes: dict[str, dict[str, dict[str, float]]]) -> bool:
-    return all(changes[PRIOR][metric]["high"] < limit for metric, limit in MOST_WORSE.items())
+    return all(is_not_inferior(metric, changes[PRIOR][metric]) for metric in METRICS)
 
 
 def main() -> int:
