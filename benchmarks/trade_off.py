@@ -38,7 +38,7 @@ HEURISTICS = (
 )
 MEAN, TAIL = "e2e_mean", "e2e_p99"
 # Beyond this nobody would use a scheduler: it would only squeeze the others in the picture.
-_MOST_SHOWN = 1.0
+_MOST_SHOWN = 0.25
 # Tried beside those of `compare`: the best one may lie between two of its quantiles.
 _MORE_THRESHOLDS = (500, 750, 1000, 1500, 2000, 2500, 3000, 3500, 4000, 6000, 8000, 12000)
 _MARKERS = ("x", "+", "v", "s", "d", "^", "*", "<")
