@@ -1,12 +1,13 @@
 """One policy for any cluster: the same file at other sizes, loads, models, devices and replica schedulers.
 
-    python benchmarks/pretrained.py [--checkpoint pretrained] [--tail 0.3] [--cases sizes,loads,models,schedulers]
-        [--seeds 10] [--requests-per-replica 1000] [--jobs N] [--json]
+    python benchmarks/pretrained.py [--checkpoint pretrained] [--tail 0.65] [--cases sizes,loads,models,schedulers]
+        [--seeds 10] [--most-seeds 10] [--requests-per-replica 1000] [--jobs N] [--json]
 
 Change of the policy against each reference on the requests of held-out seeds, paired, with the 95 % interval, in the
 twin. "beats Vidur": mean latency and mean and P99 of the time to first token are lower than those of random,
 round_robin and lor beyond noise, or within 0.5 %. "never worse": against least_tokens the upper ends of the intervals
-are below +1 % for means and +3 % for P99s.
+are below +1 % for means and +3 % for P99s. Where noise leaves one of them open, the number of seeds is doubled, up to
+--most-seeds, for the references concerned; the table says how many there were.
 """
 
 import argparse
@@ -25,6 +26,8 @@ from vidur_ppo_plugin.envs.settings import changed, find_scenario
 from vidur_ppo_plugin.routing.preference import BALANCED
 from vidur_ppo_plugin.scenario import Scenario
 
+#: Metric -> change and its interval.
+Changes = dict[str, dict[str, float]]
 SIZES = (2, 4, 16, 64)
 LOADS = (0.3, 0.5, 0.7, 0.9, 1.0)
 # A model and a device that no scenario has, four to a replica.
@@ -74,20 +77,32 @@ def study(scenario: Scenario, options: argparse.Namespace) -> dict[str, Any]:
     """Changes against every reference, and whether the two requirements hold."""
     scenario = scenario.at(num_requests=options.requests_per_replica * scenario.num_replicas)
     names = [f"policy=ppo_modular:{options.checkpoint}@{options.tail}", *VIDURS, PRIOR]
-    rows = policy_runs.run_grid(scenario, parse_schedulers(names), list(COMPARISON[: options.seeds]), jobs=options.jobs)
-    changes = {
-        reference: {metric: change(rows["policy"], rows[reference], metric) for metric in METRICS}
-        for reference in (*VIDURS, PRIOR)
+    policy, *references = parse_schedulers(names)
+    rows: dict[str, policy_runs.Rows] = {scheduler.label: [] for scheduler in (policy, *references)}
+    changes: dict[str, Changes] = {}
+    num_seeds, last = 0, options.seeds
+    while references and num_seeds < last:
+        seeds = list(COMPARISON[num_seeds:last])
+        for label, more in policy_runs.run_grid(scenario, [policy, *references], seeds, jobs=options.jobs).items():
+            rows[label] += more
+        for scheduler in references:
+            theirs = rows[scheduler.label]
+            changes[scheduler.label] = {metric: change(rows["policy"], theirs, metric) for metric in METRICS}
+        references = [scheduler for scheduler in references if not holds(scheduler.label, changes[scheduler.label])]
+        num_seeds, last = last, min(2 * last, options.most_seeds)
+    return {
+        "changes": changes,
+        "seeds": {label: len(rows[label]) for label in changes},
+        "beats_vidur": all(holds(name, changes[name]) for name in VIDURS),
+        "never_worse": holds(PRIOR, changes[PRIOR]),
     }
-    return {"changes": changes, "beats_vidur": _beats(changes), "never_worse": _is_never_worse(changes)}
 
 
-def _beats(changes: dict[str, dict[str, dict[str, float]]]) -> bool:
-    return all(beats(changes[reference][metric]) for reference in VIDURS for metric in BEATS)
-
-
-def _is_never_worse(changes: dict[str, dict[str, dict[str, float]]]) -> bool:
-    return all(is_not_inferior(metric, changes[PRIOR][metric]) for metric in METRICS)
+def holds(reference: str, changes: Changes) -> bool:
+    """Whether what is asked for against this reference is shown."""
+    if reference == PRIOR:
+        return all(is_not_inferior(metric, changes[metric]) for metric in METRICS)
+    return all(beats(changes[metric]) for metric in BEATS)
 
 
 def main() -> int:
@@ -98,10 +113,17 @@ def main() -> int:
     parser.add_argument("--tail", type=float, default=BALANCED, help="tail_preference")
     parser.add_argument("--cases", default=",".join(known))
     parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--most-seeds", type=int, default=0, help="--seeds unless given")
     parser.add_argument("--requests-per-replica", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     options = parser.parse_args()
+    options.most_seeds = options.most_seeds or options.seeds
+    if not 2 <= options.seeds <= options.most_seeds <= len(COMPARISON):
+        parser.error(
+            f"--seeds and --most-seeds must be in order and from 2 to {len(COMPARISON)}, "
+            f"got {options.seeds} and {options.most_seeds}"
+        )
     groups = options.cases.split(",")
     if unknown := [name for name in groups if name not in known]:
         parser.error(f"--cases: there is no {unknown[0]!r}; there are {', '.join(known)}")
@@ -114,12 +136,12 @@ def main() -> int:
     if options.json:
         print(json.dumps({"checkpoint": options.checkpoint, "tail_preference": options.tail, "cases": results}))
         return 0
-    print("| case | against | " + " | ".join(METRICS) + " | holds |\n|---|---|" + "---|" * (len(METRICS) + 1))
+    print("| case | against | seeds | " + " | ".join(METRICS) + " | holds |\n" + "|---" * (len(METRICS) + 4) + "|")
     for name, result in results.items():
         for reference, entries in result["changes"].items():
-            holds = {PRIOR: f"never worse: {result['never_worse']}", VIDURS[0]: f"beats Vidur: {result['beats_vidur']}"}
-            cells = [text_of(entries[metric]) for metric in METRICS]
-            print(f"| {name} | {reference} | {' | '.join(cells)} | {holds.get(reference, '')} |")
+            told = {PRIOR: f"never worse: {result['never_worse']}", VIDURS[0]: f"beats Vidur: {result['beats_vidur']}"}
+            cells = [str(result["seeds"][reference]), *(text_of(entries[metric]) for metric in METRICS)]
+            print(f"| {name} | {reference} | {' | '.join(cells)} | {told.get(reference, '')} |")
     return 0
 
 

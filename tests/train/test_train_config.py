@@ -58,11 +58,30 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "weights": (
         {"look_ahead": {"latency": [1.0]}},
-        "look_ahead.latency must be two weights, at tail preference 0 and at 1, got .1.0.",
+        "look_ahead.latency must be two values, at tail preference 0 and at 1, got .1.0.",
     ),
     "no weight": (
         {"look_ahead": {"latency": [0.0, 1.0], "first_token": [0.0, 1.0]}},
         "look_ahead must be weights of which at least one is above 0 at each end",
+    ),
+    "a part's look ahead": (
+        {"look_ahead": {"requests_per_replica": 4}, "mixture": [{"scenario": "chat", "look_ahead": {"every": 4}}]},
+        r"unknown key 'mixture\[0\].look_ahead.every'.*; there are latency, latency_squared, ",
+    ),
+    "a part's weights": (
+        {"look_ahead": {"requests_per_replica": 4}, "mixture": [{"scenario": "chat", "look_ahead": {"latency": [1]}}]},
+        r"mixture\[0\].look_ahead.latency must be two values, at tail preference 0 and at 1, got .1.0.",
+    ),
+    "a part's boldness": (
+        {
+            "look_ahead": {"requests_per_replica": 4},
+            "mixture": [{"scenario": "chat", "look_ahead": {"boldness": [0, 1]}}],
+        },
+        r"mixture\[0\].look_ahead.boldness.* > 0",
+    ),
+    "a part that looks ahead alone": (
+        {"mixture": [{"scenario": "chat", "look_ahead": {"boldness": [1, 1]}}]},
+        r"mixture\[0\].look_ahead must be left out unless look_ahead.requests_per_replica is above 0",
     ),
     "look ahead in Vidur": (
         {"look_ahead": {"requests_per_replica": 4}, "backend": "vidur"},

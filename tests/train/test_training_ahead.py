@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from training_runs import SMALL, clusters_of, learned, small, train
 
+from vidur_ppo_plugin.routing.snapshot import FloatArray
 from vidur_ppo_plugin.train.engines import LocalEngine
 from vidur_ppo_plugin.train.look_ahead import LookAhead, rewards
 from vidur_ppo_plugin.twin.look_ahead import Prospects
@@ -27,10 +28,16 @@ def prospects(latencies: list[list[float]], num_requests: float = 10.0) -> Prosp
     return Prospects(sums, np.full(len(latencies), num_requests))
 
 
+def nothing_at_once(seen: list[Prospects]) -> FloatArray:
+    """Marginal delays that are the same on all replicas."""
+    clusters, replicas, _ = seen[0].sums.shape
+    return np.ones((clusters, len(seen), replicas))
+
+
 def test_a_reward_counts_in_standard_deviations_of_the_cluster() -> None:
     # In the second cluster replicas differ by a hundred times as much; what is learned from it is the same.
     decisions = [prospects([[18.0, 22.0], [1800.0, 2200.0]]), prospects([[21.0, 19.0], [2100.0, 1900.0]])]
-    every = rewards(decisions, MEAN_ONLY.weights([0.0, 0.0]))
+    every = rewards(decisions, nothing_at_once(decisions), MEAN_ONLY.weights([0.0, 0.0]))
     apart = np.array([[1.0, -1.0], [-0.5, 0.5]])
     expected = apart / np.sqrt(np.mean(apart**2))
     for cluster in every:
@@ -39,15 +46,17 @@ def test_a_reward_counts_in_standard_deviations_of_the_cluster() -> None:
 
 def test_rewards_know_no_unit() -> None:
     rng = np.random.default_rng(0)
-    weights = LookAhead(requests_per_replica=1).weights([0.0, 0.7])
+    weights = LookAhead(requests_per_replica=1, marginal_delay=(0.5, 1.0)).weights([0.0, 0.7])
     seen = [Prospects(rng.random((2, 3, 4)) + 9.0, np.full(2, 8.0)) for _ in range(5)]
     slower = [Prospects(one.sums * np.array([10.0, 100.0, 10.0, 100.0]), one.num_requests) for one in seen]
-    np.testing.assert_allclose(rewards(slower, weights), rewards(seen, weights))
+    at_once_s = rng.random((2, 5, 3))
+    np.testing.assert_allclose(rewards(slower, 10.0 * at_once_s, weights), rewards(seen, at_once_s, weights))
 
 
 def test_a_single_bad_future_is_bounded() -> None:
     ordinary = [prospects([[20.0, 20.0]]) for _ in range(200)]
-    every = rewards([*ordinary, prospects([[20.0, 9000.0]])], MEAN_ONLY.weights([0.0]))
+    seen = [*ordinary, prospects([[20.0, 9000.0]])]
+    every = rewards(seen, nothing_at_once(seen), MEAN_ONLY.weights([0.0]))
     assert every[0, -1, 0] - every[0, -1, 1] == pytest.approx(20.0)
 
 
@@ -59,29 +68,26 @@ def test_the_preference_moves_the_weights() -> None:
     assert mean[0] > middle[0] > tail[0]
 
 
-def test_less_of_the_preference_counts_with_a_smaller_tail_weight() -> None:
-    ahead = LookAhead(requests_per_replica=1, latency=(1.0, 1.0), first_token_squared=(0.0, 2.0))
-    costs = np.array([[[10.0, 100.0, 2.0, 4.0], [9.0, 90.0, 3.0, 9.0]]])  # faster on the whole, first token later
-    seen = [Prospects(costs, np.array([4.0]))]
-
-    def prefers_second(tail_weight: float) -> bool:
-        every = ahead.rewards(seen, [1.0], tail_weight=tail_weight)
-        return bool(every[0, 0, 1] > every[0, 0, 0])
-
-    assert prefers_second(0.0) and not prefers_second(1.0)
-    np.testing.assert_allclose(ahead.rewards(seen, [1.0], tail_weight=0.5), ahead.rewards(seen, [0.5]))
+def test_marginal_delay_counts_as_latency_does() -> None:
+    ahead = LookAhead(requests_per_replica=1, first_token=(0.0, 0.0), marginal_delay=(1.0, 0.0))
+    seen = [prospects([[18.0, 22.0]] * 2), prospects([[22.0, 18.0]] * 2)]
+    at_once_s = np.array([[[10.0, 0.0], [0.0, 1.0]]] * 2)
+    both, looking = rewards(seen, at_once_s, ahead.weights([0.0, 1.0]))
+    # On the replicas: 18 + 10 against 22 + 0 seconds, then 22 + 0 against 18 + 1. The second cluster only looks ahead.
+    np.testing.assert_allclose(np.diff(both).ravel(), np.array([6.0, 3.0]) / np.sqrt(np.mean([9.0, 2.25])))
+    np.testing.assert_allclose(np.diff(looking).ravel(), [-2.0, 2.0])
 
 
 def test_boldness_makes_differences_count_for_more() -> None:
     ahead = LookAhead(requests_per_replica=1, boldness=(4.0, 1.0))
     seen = [prospects([[18.0, 22.0]] * 3)]
-    bold, middle, careful = (np.ptp(every) for every in ahead.rewards(seen, [0.0, 0.5, 1.0]))
+    bold, middle, careful = (np.ptp(every) for every in ahead.rewards(seen, nothing_at_once(seen), [0.0, 0.5, 1.0]))
     assert (bold, middle) == (pytest.approx(4 * careful), pytest.approx(2 * careful))
 
 
 def test_boldness_of_a_part_reaches_its_rewards(tmp_path: Path) -> None:
     def gains(boldness: float) -> float:
-        parts = [{**part, "boldness": boldness} for part in AHEAD["mixture"]]
+        parts = [{**part, "look_ahead": {"boldness": [boldness, boldness]}} for part in AHEAD["mixture"]]
         config = small(**{**AHEAD, "mixture": parts, "decisions": 128})
         train(config, tmp_path / str(boldness))
         header, row, *_ = (
@@ -90,6 +96,18 @@ def test_boldness_of_a_part_reaches_its_rewards(tmp_path: Path) -> None:
         return float(dict(zip(header, row, strict=True))["look_ahead"])
 
     assert gains(3.0) == pytest.approx(3.0 * gains(1.0))
+
+
+def test_marginal_delay_comes_from_the_decisions_that_are_learned_from(tmp_path: Path) -> None:
+    def trained(name: str, **ahead: Any) -> Any:
+        config = small(**{**AHEAD, "look_ahead": {**AHEAD["look_ahead"], **ahead}, "decisions": 128})
+        train(config, tmp_path / name)
+        return learned(tmp_path / name)
+
+    alone, both = trained("alone"), trained("both", marginal_delay=[1.0, 1.0])
+    assert alone != both
+    # With one decision after the other nothing lies between those that are learned from.
+    assert trained("each", marginal_delay=[1.0, 1.0], every=1) != both
 
 
 def test_only_some_decisions_are_learned_from(tmp_path: Path) -> None:

@@ -55,22 +55,10 @@ class MixturePart:
     tail_preference: tuple[float, ...] = flag(
         [], f"Least and largest tail_preference that the policy is trained for; {BALANCED} if empty.", low=0, high=1
     )
-    boldness: float = flag(
-        1.0,
-        "How much differences between replicas count against policy.kl_ref_coef here, with look_ahead. Raise it where "
-        "there is much to win, lower it where the policy had better stay with its prior.",
-        above=0,
-    )
-    tail_weight: float = flag(
-        1.0,
-        "What tail_preference is multiplied with when the costs of look_ahead are weighed here. Lower it where a "
-        "better tail is bought too dearly.",
-        low=0,
-        high=1,
-    )
     drained_share: float = flag(
         0.0, "Share of the episodes in which one replica takes no new requests for a while.", low=0, high=1
     )
+    look_ahead: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +202,12 @@ def part_scenarios(part: MixturePart) -> list[Scenario]:
     return [changed(own, num_replicas=size, replica_speeds=pattern) for size in sizes for pattern in patterns]
 
 
+def look_ahead_of(config: TrainConfig, part: MixturePart, where: str = "look_ahead") -> LookAhead:
+    """How the decisions of a part are followed: as the configuration says, but for what the part says itself."""
+    own = read(LookAhead, part.look_ahead, where, only=config.look_ahead.weighed)
+    return dataclasses.replace(config.look_ahead, **{name: getattr(own, name) for name in part.look_ahead})
+
+
 def replica_counts(config: TrainConfig) -> list[int]:
     """Numbers of replicas that training and evaluation have to do with."""
     trained = {scenario.num_replicas for part in config.mixture for scenario in part_scenarios(part)}
@@ -279,16 +273,22 @@ def _check_combinations(config: TrainConfig) -> None:
         require(curriculum.max_load <= 1.0, "curriculum", "of loads of at most 1", config.curriculum)
 
 
+def _check_weights(ahead: LookAhead, where: str) -> None:
+    for name, values in ahead.weighed.items():
+        require(len(values) == 2, f"{where}.{name}", "two values, at tail preference 0 and at 1", list(values))
+    costs = [values for name, values in ahead.weighed.items() if name != "boldness"]
+    ends = list(zip(*costs, strict=True))
+    require(all(sum(end) > 0 for end in ends), where, "weights of which at least one is above 0 at each end", ends)
+
+
 def _check_look_ahead(config: TrainConfig) -> None:
     ahead, flags = config.look_ahead, config.flags
-    for item in dataclasses.fields(ahead):
-        weights = getattr(ahead, item.name)
-        if isinstance(weights, tuple):
-            right = "two weights, at tail preference 0 and at 1"
-            require(len(weights) == 2, f"look_ahead.{item.name}", right, list(weights))
-    right = "weights of which at least one is above 0 at each end"
-    ends = list(zip(ahead.latency, ahead.latency_squared, ahead.first_token, ahead.first_token_squared, strict=True))
-    require(all(sum(end) > 0 for end in ends), "look_ahead", right, ends)
+    _check_weights(ahead, "look_ahead")
+    for index, part in enumerate(config.mixture):
+        where = f"mixture[{index}].look_ahead"
+        right = "left out unless look_ahead.requests_per_replica is above 0"
+        require(ahead.is_on or not part.look_ahead, where, right, part.look_ahead)
+        _check_weights(look_ahead_of(config, part, where), where)
     if not ahead.is_on:
         return
     require(config.backend == "twin", "backend", "twin with look_ahead: Vidur cannot be copied", config.backend)

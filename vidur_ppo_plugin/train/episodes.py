@@ -29,15 +29,13 @@ class Episode:
     #: Which slot it belongs to, and the how manieth of it.
     slot: int
     number: int
+    #: The number of its part of the mixture.
+    part: int
     scenario: str
     #: Of each cluster: the seed of its requests, its load, and what its operator asks for.
     seeds: tuple[int, ...]
     loads: tuple[float, ...]
     tail_preferences: tuple[float, ...]
-    #: How much differences between replicas count.
-    boldness: float
-    #: How much of the preference counts when costs are weighed.
-    tail_weight: float
     num_requests: int
     #: Requests at the end that are only there to look ahead to, and one to bootstrap from.
     num_after: int
@@ -85,7 +83,8 @@ def draw_episode(config: TrainConfig, slot: int, number: int, *, load_factor: fl
     """
     rng = np.random.default_rng([config.seed, slot, number])
     weights = np.array([part.weight for part in config.mixture])
-    part = config.mixture[int(rng.choice(len(weights), p=weights / weights.sum()))]
+    index = int(rng.choice(len(weights), p=weights / weights.sum()))
+    part = config.mixture[index]
     kinds = part_scenarios(part)
     scenario = kinds[int(rng.integers(len(kinds)))]
     num_rollouts = config.episode_rollouts
@@ -96,12 +95,11 @@ def draw_episode(config: TrainConfig, slot: int, number: int, *, load_factor: fl
     return Episode(
         slot=slot,
         number=number,
+        part=index,
         scenario=part.scenario,
         seeds=tuple(int(rng.integers(FIRST_TRAINING_SEED, LAST_TRAINING_SEED)) for _ in clusters),
         loads=tuple(_draw(part.load, scenario.load, rng) * load_factor for _ in clusters),
         tail_preferences=tuple(_draw(part.tail_preference, preference, rng) for _ in clusters),
-        boldness=part.boldness,
-        tail_weight=part.tail_weight,
         num_requests=num_rollouts * config.flags.rollout_len + num_after,
         num_after=num_after,
         speed_factors=tuple(speeds_of(scenario)),

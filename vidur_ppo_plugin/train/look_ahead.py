@@ -1,5 +1,6 @@
 """Credit that sees those who come later: what each replica would have led to, as a reward."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,8 +35,17 @@ class LookAhead:
     latency_squared: tuple[float, ...] = flag([0.0, 0.5], "Weight of the mean squared latency.", low=0)
     first_token: tuple[float, ...] = flag([0.05, 0.5], "Weight of the mean time to first token.", low=0)
     first_token_squared: tuple[float, ...] = flag([0.0, 1.6], "Weight of its mean square.", low=0)
+    marginal_delay: tuple[float, ...] = flag(
+        [0.0, 0.0],
+        "Weight of what a placement adds to the latency of everybody in flight if nobody came (with "
+        "policy.backlog_weight): it has no noise, and sees nobody who comes later.",
+        low=0,
+    )
     boldness: tuple[float, ...] = flag(
-        [1.0, 1.0], "How much all of them count against what holds the policy back (policy.kl_ref_coef).", above=0
+        [1.0, 1.0],
+        "How much differences between replicas count against policy.kl_ref_coef. Raise it where there is much to win, "
+        "lower it where the policy had better stay with its prior.",
+        above=0,
     )
 
     @property
@@ -43,24 +53,28 @@ class LookAhead:
         """Whether credit comes from looking ahead."""
         return self.requests_per_replica > 0
 
+    @property
+    def weighed(self) -> dict[str, tuple[float, ...]]:
+        """What is given at tail preference 0 and at 1, by name: a part of the mixture may have its own."""
+        names = [item.name for item in dataclasses.fields(self) if item.name not in ("requests_per_replica", "every")]
+        return {name: getattr(self, name) for name in names}
+
     def weights(self, tail_preferences: Sequence[float]) -> FloatArray:
-        """Of each of `twin.look_ahead.COSTS` in each cluster, with a sum of 1: [clusters, costs]."""
-        ends = np.array([self.latency, self.latency_squared, self.first_token, self.first_token_squared])
+        """Of each of `twin.look_ahead.COSTS`, and of marginal delay, with a sum of 1: [clusters, costs]."""
+        ends = np.array(
+            [self.latency, self.latency_squared, self.first_token, self.first_token_squared, self.marginal_delay]
+        )
         weights = _between(ends, tail_preferences)
         scaled: FloatArray = weights / weights.sum(axis=1, keepdims=True)
         return scaled
 
     def rewards(
-        self, prospects: Sequence[Prospects], tail_preferences: Sequence[float], *, tail_weight: float = 1.0
+        self, prospects: Sequence[Prospects], marginal_s: FloatArray, tail_preferences: Sequence[float]
     ) -> FloatArray:
-        """Of every replica in each of several decisions, as `rewards` has them, with the boldness of each cluster.
-
-        Costs are weighed at `tail_weight` times the preference of each cluster.
-        """
+        """Of every replica in each of several decisions, as `rewards` has them, with the boldness of each cluster."""
         # A factor: half-way between 4 and 1 is 2.
         boldness = np.exp(_between(np.log([self.boldness]), tail_preferences))
-        weights = self.weights([tail_weight * preference for preference in tail_preferences])
-        scaled: FloatArray = boldness[:, :, None] * rewards(prospects, weights)
+        scaled: FloatArray = boldness[:, :, None] * rewards(prospects, marginal_s, self.weights(tail_preferences))
         return scaled
 
 
@@ -70,16 +84,17 @@ def _between(ends: FloatArray, tail_preferences: Sequence[float]) -> FloatArray:
     return found
 
 
-def rewards(prospects: Sequence[Prospects], weights: FloatArray) -> FloatArray:
-    """Of every replica in each of several decisions: [clusters, decisions, replicas].
+def rewards(prospects: Sequence[Prospects], marginal_s: FloatArray, weights: FloatArray) -> FloatArray:
+    """Of every replica in each of several decisions: [clusters, decisions, replicas], as the marginal delays are.
 
     Minus the weighted sum of all costs over everybody in sight, each relative to its mean in this cluster over the
     decisions; then the differences between replicas in standard deviations of them in this cluster. Futures near
     saturation differ by far more than others, mostly by chance: every cluster has the same say.
     """
     means = np.mean([one.means for one in prospects], axis=0)
-    relative = weights / means
+    relative = weights[:, :-1] / means
     costs = np.stack([np.einsum("crk,ck->cr", one.sums, relative) for one in prospects], axis=1)
+    costs += (weights[:, -1] / means[:, 0])[:, None, None] * marginal_s
     centre = costs.mean(axis=2, keepdims=True)
     apart = costs - centre
     spread = np.sqrt(np.square(apart).mean(axis=(1, 2), keepdims=True)) + _EPSILON

@@ -1,6 +1,7 @@
 """A slot: clusters of one kind that run episode after episode, in which the policy places the requests."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -20,7 +21,7 @@ from vidur_ppo_plugin.twin.twin import Completions
 from vidur_ppo_plugin.workload.requests import Requests
 
 from .clusters import Cluster
-from .config import TrainConfig
+from .config import TrainConfig, look_ahead_of
 from .episodes import Episode
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class Slot:
     def __init__(self, config: TrainConfig, episode: Episode, cluster: Cluster) -> None:
         self._config, self._flags = config, config.flags
         self.episode = episode
+        self._look_ahead = look_ahead_of(config, config.mixture[episode.part])
         requests = episode.requests()
         self._clusters = open_clusters(config, episode, cluster, requests)
         self._arrived_s = np.stack([part.arrived_at_s for part in requests])
@@ -123,7 +125,7 @@ class Slot:
         self, actor: Any, exploration: Exploration, uniforms: FloatArray, rng: np.random.Generator
     ) -> Experience:
         """Decide as often as there are random numbers: [clusters, decisions, 2]; `rng` is for looking ahead."""
-        if self._config.look_ahead.is_on:
+        if self._look_ahead.is_on:
             return self._collect_ahead(actor, exploration, uniforms, rng)
         flags, was_lost = self._flags, self._is_lost
         knows_all = flags.reward_mode == "marginal_delay"
@@ -164,18 +166,25 @@ class Slot:
         self, actor: Any, exploration: Exploration, uniforms: FloatArray, rng: np.random.Generator
     ) -> Experience:
         """Decide greedily, as in use; some decisions are followed into the future on every replica."""
-        ahead, steps, clusters = self._config.look_ahead, uniforms.shape[1], self._clusters
+        ahead, steps, clusters = self._look_ahead, uniforms.shape[1], self._clusters
         assert isinstance(clusters, ActingTwin)
         prospects, parts = [], []
         for first in range(0, steps, ahead.every):
             prospects.append(look_ahead(clusters, actor, self.episode.num_after - 1, rng))
-            numbers = uniforms[:, first : first + ahead.every]
-            parts.append(clusters.play(actor, ahead.every, epsilon=exploration.epsilon, uniforms=numbers))
+            bounds = first, first + 1, first + ahead.every
+            for begin, end in pairwise(bounds):
+                part = clusters.play(
+                    actor,
+                    end - begin,
+                    epsilon=exploration.epsilon,
+                    uniforms=uniforms[:, begin:end],
+                    with_credit=begin == first,  # it costs time, and only this decision is learned from
+                    backlog_weight=self._flags.backlog_weight,
+                )
+                parts.append(part)
         played = Played(*(np.concatenate(columns, axis=1) for columns in zip(*parts, strict=True)))
         learned = np.arange(0, steps, ahead.every)
-        every = self.episode.boldness * ahead.rewards(
-            prospects, self.episode.tail_preferences, tail_weight=self.episode.tail_weight
-        )
+        every = ahead.rewards(prospects, -played.rewards[:, learned], self.episode.tail_preferences)
         served, _, num_kept = self._finish(played)
         seen = clusters.observe()
         return Experience(
