@@ -1,0 +1,142 @@
+"""How much room there is: a router that knows the future tries every replica out before it decides.
+
+    python benchmarks/clairvoyant.py [--policy FILE.npz] [--tail 0] [--scenarios mixed_long,mixed] [--later 25]
+        [--seeds 4] [--requests N] [--squared 0] [--json]
+
+Every request is followed on every replica into the very future that will come: the --later requests a replica that
+arrive next, with their true lengths, placed as the policy would, and everybody served to the last token; it goes where
+the sum of all latencies (plus --squared times that of their squares, each relative to its mean) is least. That is one
+step of improvement of the policy with perfect knowledge of arrivals and lengths, which no router has: much more than
+the greedy `oracle` of `vidur-ppo compare` knows, and still no proof of the optimum. Changes against least_tokens on the
+same requests, in the twin, of the policy and of the clairvoyant, with 95 % intervals. The policy is the shipped one
+unless --policy names a file that `vidur-ppo export` wrote.
+"""
+
+import argparse
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import policy_runs
+from policy_runs import METRICS, PRIOR, Rows, change, text_of
+
+from vidur_ppo_plugin import _autoload, pretrained
+from vidur_ppo_plugin.compare.schedulers import parse_schedulers
+from vidur_ppo_plugin.compare.seeds import COMPARISON
+from vidur_ppo_plugin.envs.settings import find_scenario
+from vidur_ppo_plugin.policy.compiled_actor import CompiledActor
+from vidur_ppo_plugin.policy.exported import ExportedPolicy
+from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
+from vidur_ppo_plugin.routing.prior import Prior
+from vidur_ppo_plugin.scenario import Scenario
+from vidur_ppo_plugin.train.clusters import Cluster, build_clusters
+from vidur_ppo_plugin.twin.acting import ActingTwin
+from vidur_ppo_plugin.twin.look_ahead import look_ahead
+
+
+def open_twin(scenario: Scenario, cluster: Cluster, options: argparse.Namespace) -> tuple[ActingTwin, CompiledActor]:
+    """A cluster for each seed, and the policy."""
+    actor, metadata = NumpyActor.load(options.policy)
+    exported = ExportedPolicy(
+        actor,
+        metadata,
+        rng=random.Random(0),
+        delay_model=cluster.delay_model,
+        source=str(options.policy),
+        tail_preference=options.tail,
+    )
+    assert cluster.twin is not None
+    requests = [scenario.requests(seed) for seed in COMPARISON[: options.seeds]]
+    twin = ActingTwin(
+        cluster.twin,
+        requests,
+        prior=Prior(metadata["prior"], weight=metadata["prior_weight"], delay_model=cluster.delay_model),
+        features=exported.features,
+        tail_preferences=[options.tail] * len(requests),
+        report_delay_s=scenario.report_delay_s,
+        drains=[scenario.drains(part) for part in requests],
+    )
+    return twin, CompiledActor(actor.weights, actor.shape)
+
+
+def run(scenario: Scenario, cluster: Cluster, options: argparse.Namespace, *, knows_the_future: bool) -> Rows:
+    """The metrics of each seed."""
+    twin, actor = open_twin(scenario, cluster, options)
+    steps, rng = scenario.num_requests, np.random.default_rng(0)
+    if not knows_the_future:
+        twin.play(actor, steps, uniforms=rng.random((twin.num_clusters, steps, 2)))
+    else:
+        for _ in range(steps):
+            prospects = look_ahead(twin, actor, options.later * twin.num_replicas, rng)
+            weights = np.array([1.0, options.squared, 0.0, 0.0]) / prospects.means
+            costs = np.einsum("crk,ck->cr", prospects.sums, weights)
+            twin.play(actor, 1, forced=costs.argmin(axis=1)[:, None])
+    twin.drain()
+    clusters, done = twin.completions()
+    rows = []
+    for number in range(twin.num_clusters):
+        mine = clusters == number
+        kept = done.index[mine] >= int(scenario.warm_up_fraction * steps)
+        arrived_s = done.arrived_at_s[mine][kept]
+        e2e_s, ttft_s = (part[mine][kept] - arrived_s for part in (done.completed_at_s, done.first_token_at_s))
+        rows.append(
+            {
+                "e2e_mean": float(e2e_s.mean()),
+                "e2e_p99": float(np.percentile(e2e_s, 99)),
+                "ttft_mean": float(ttft_s.mean()),
+                "ttft_p99": float(np.percentile(ttft_s, 99)),
+            }
+        )
+    return rows
+
+
+def study(scenario: Scenario, options: argparse.Namespace) -> dict[str, Any]:
+    """Changes against PRIOR."""
+    cluster = build_clusters([scenario.name])[scenario.name]
+    (prior,) = parse_schedulers([PRIOR])
+    theirs = policy_runs.run_grid(scenario, [prior], list(COMPARISON[: options.seeds]), jobs=1)[PRIOR]
+    return {
+        name: {
+            metric: change(rows, theirs, metric)
+            for rows in [run(scenario, cluster, options, knows_the_future=name == "clairvoyant")]
+            for metric in METRICS
+        }
+        for name in ("policy", "clairvoyant")
+    }
+
+
+def main() -> int:
+    """Run, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    shipped = pretrained.find(pretrained.DEFAULT)
+    assert shipped is not None
+    parser.add_argument("--policy", type=Path, default=shipped.policy)
+    parser.add_argument("--tail", type=float, default=0.0, help="tail_preference")
+    parser.add_argument("--scenarios", default="mixed_long,mixed")
+    parser.add_argument("--later", type=int, default=25, help="requests that are followed, for each replica")
+    parser.add_argument("--squared", type=float, default=0.0, help="weight of the squared latency")
+    parser.add_argument("--seeds", type=int, default=4)
+    parser.add_argument("--requests", type=int, help="of each run; the scenario's own unless given")
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    options = parser.parse_args()
+    _autoload.install()
+    results = {}
+    for name in options.scenarios.split(","):
+        scenario = find_scenario(name)
+        results[name] = study(scenario.at(num_requests=options.requests or scenario.num_requests), options)
+        print(f"{name} done", file=sys.stderr)
+    if options.json:
+        print(json.dumps({"policy": str(options.policy), "tail_preference": options.tail, "scenarios": results}))
+        return 0
+    print(f"against {PRIOR}, {options.seeds} seeds\n\n| | | " + " | ".join(METRICS) + " |\n|---|---|" + "---|" * 4)
+    for name, result in results.items():
+        for router, entries in result.items():
+            print(f"| {name} | {router} | " + " | ".join(text_of(entries[metric]) for metric in METRICS) + " |")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
