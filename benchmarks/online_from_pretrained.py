@@ -1,6 +1,6 @@
 """Learning on from a policy inside a Vidur simulation whose workload is not the one it was trained on.
 
-    python benchmarks/online_from_pretrained.py [--checkpoint pretrained] [--tail 0.3] [--shifts speeds,documents,code]
+    python benchmarks/online_from_pretrained.py [--checkpoint pretrained] [--tail T] [--shifts speeds,documents,code]
         [--train-requests 8000] [--points 4] [--seeds 8] [--requests 8000] [--flag NAME=VALUE] [--jobs N] [--json]
 
 For each shift: `ppo_modular` starts from the checkpoint and learns with its usual flags and a learning rate of 3e-4

@@ -19,7 +19,7 @@ from typing import Any
 
 from policy_runs import BEATS, METRICS, PRIOR, VIDURS, beats, is_not_inferior, text_of
 
-from vidur_ppo_plugin.compare.results import Results
+from vidur_ppo_plugin.compare.results import Results, ResultsError
 from vidur_ppo_plugin.compare.statistics import compare_cells
 
 #: Scenario -> metric -> change and interval.
@@ -85,7 +85,10 @@ def main() -> int:
     parser.add_argument("--policy", default="ppo_modular:pretrained", help="its label in the comparison")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
     options = parser.parse_args()
-    results = Results(options.results)
+    try:
+        results = Results(options.results)
+    except ResultsError as error:
+        parser.error(str(error))
     for name in (options.policy, PRIOR):
         if name not in results.metadata["schedulers"]:
             parser.error(f"{options.results} has no {name!r}; it has {', '.join(results.metadata['schedulers'])}")

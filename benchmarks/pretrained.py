@@ -1,6 +1,6 @@
 """One policy for any cluster: the same file at other sizes, loads, models, devices and replica schedulers.
 
-    python benchmarks/pretrained.py [--checkpoint pretrained] [--tail 0.65] [--cases sizes,loads,models,schedulers]
+    python benchmarks/pretrained.py [--checkpoint pretrained] [--tail T] [--cases sizes,loads,models,schedulers]
         [--seeds 10] [--most-seeds 10] [--requests-per-replica 1000] [--jobs N] [--json]
 
 Change of the policy against each reference on the requests of held-out seeds, paired, with the 95 % interval, in the

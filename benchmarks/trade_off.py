@@ -1,6 +1,6 @@
 """Mean against tail: what the policy offers at its tail settings, and what every heuristic offers.
 
-    python benchmarks/trade_off.py [--checkpoint pretrained] [--scenarios mixed_long,mixed] [--tails 0,0.25,0.5,0.65,1]
+    python benchmarks/trade_off.py [--checkpoint pretrained] [--scenarios mixed_long,mixed] [--tails 0,0.25,0.5,1]
         [--trace FILE.csv | --lengths TEXT --name NAME] [--seeds 10] [--requests N] [--out DIR] [--jobs N] [--json]
 
 Changes of the mean and of the 99th percentile of latency against least_tokens, on the requests of held-out seeds, in
@@ -28,6 +28,7 @@ from vidur_ppo_plugin.compare.schedulers import TUNED, SchedulerSpec, parse_sche
 from vidur_ppo_plugin.compare.seeds import CAPACITY, COMPARISON, TUNING
 from vidur_ppo_plugin.compare.tuning import thresholds
 from vidur_ppo_plugin.envs.settings import find_scenario
+from vidur_ppo_plugin.routing.preference import BALANCED
 from vidur_ppo_plugin.scenario import Scenario, TraceWindows
 from vidur_ppo_plugin.workload.trace import read_trace
 
@@ -146,7 +147,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", default="pretrained")
     parser.add_argument("--scenarios", default="mixed_long,mixed")
-    parser.add_argument("--tails", default="0,0.25,0.5,0.65,1")
+    parser.add_argument("--tails", default=f"0,0.25,0.5,{BALANCED},1", help="the usual one among them")
     parser.add_argument("--trace", type=Path)
     parser.add_argument("--lengths", help="other lengths than the scenario's, as in docs/scenarios.md")
     parser.add_argument("--name", help="what the scenario with --lengths is called")

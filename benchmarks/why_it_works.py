@@ -1,6 +1,6 @@
 """What a policy does differently from least_tokens: the plots of docs/why_it_works.md.
 
-    python benchmarks/why_it_works.py [--checkpoint pretrained] [--scenario mixed_long] [--tails 0,0.65,1]
+    python benchmarks/why_it_works.py [--checkpoint pretrained] [--scenario mixed_long] [--tails 0,0.5,1]
         [--seeds 4] [--requests N] [--out docs/images] [--json]
 
 Each router places the same requests of held-out seeds in the twin, and is watched: where a prompt goes, and what was
@@ -27,6 +27,7 @@ from vidur_ppo_plugin.compare.engines import cell_flags, quietly
 from vidur_ppo_plugin.compare.schedulers import SchedulerSpec, parse_schedulers
 from vidur_ppo_plugin.compare.seeds import COMPARISON
 from vidur_ppo_plugin.envs.settings import find_scenario
+from vidur_ppo_plugin.routing.preference import BALANCED
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
 from vidur_ppo_plugin.scenario import Scenario
 
@@ -255,7 +256,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", default="pretrained")
     parser.add_argument("--scenario", default="mixed_long")
-    parser.add_argument("--tails", default="0,0.65,1")
+    parser.add_argument("--tails", default=f"0,{BALANCED},1", help="the usual one among them")
     parser.add_argument("--seeds", type=int, default=4)
     parser.add_argument("--requests", type=int, help="of each run; the scenario's own unless given")
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
