@@ -383,9 +383,9 @@ class RunningFlags:
     )
     guard_tolerance: float = flag(
         0.01,
-        "Relative loss in a trial against what was loaded, of mean latency or its slowest 5 per cent, or beyond noise of "
-        "the latest 5 per cent of first tokens unless tail_preference is 0, that ends in going back. Lower it for "
-        "safety, raise it to learn more boldly.",
+        "Relative loss in a trial, of the mean or of the slowest 5 per cent, that ends in going back even if it may be "
+        "noise. Lower it for safety, raise it to "
+        "learn more boldly.",
         low=0,
     )
     save_checkpoint: str = flag("", "Directory for checkpoints; empty for the run's output directory.")

@@ -11,7 +11,7 @@ from vidur_ppo_plugin.config import PPOModularFlags
 from vidur_ppo_plugin.learn.guard import PolicyGuard, Verdict, judge
 
 RNG = np.random.default_rng(0)
-LATENCIES = RNG.lognormal(size=(2, 1000))  # and times to first token
+LATENCIES = RNG.lognormal(size=1000)
 
 
 def test_equal_policies_are_equal() -> None:
@@ -30,25 +30,13 @@ def test_a_policy_that_is_slower_throughout_is_worse_by_that_much(preference: fl
 
 def test_the_preference_weighs_the_slowest() -> None:
     changed = LATENCIES * np.where(np.quantile(LATENCIES, 0.95) < LATENCIES, 1.5, 0.8)
-    changed[1] = LATENCIES[1]
     assert judge(changed, LATENCIES, 0.0).is_better(1.0)
     assert judge(changed, LATENCIES, 1.0).is_worse(1.0)
     assert judge(changed, LATENCIES, 0.0).is_worse(0.01)  # the tail pays more than is borne
 
 
-def test_later_first_tokens_are_a_loss_where_the_tail_counts() -> None:
-    changed = LATENCIES * [[0.8], [1.2]]
-    assert judge(changed, LATENCIES, 0.0).is_better(0.01)  # who asks for the mean alone pays with first tokens
-    assert judge(changed, LATENCIES, 0.5).worst == pytest.approx(0.2)
-    assert judge(changed, LATENCIES, 0.5).is_worse(0.01)
-    now_and_then = np.where(np.arange(1000) % 220 < 110, 1.24, 0.84)  # 4 % later in the mean, by chance as it seems
-    assert judge(LATENCIES * np.stack([np.full(1000, 0.9), now_and_then]), LATENCIES, 0.5).worst < 0.0
-    assert judge(LATENCIES * [[0.9], [1.04]], LATENCIES, 0.5).worst == pytest.approx(0.04)
-
-
 def test_what_may_be_noise_is_neither() -> None:
-    chance = np.random.default_rng(1).lognormal(sigma=0.3, size=(2, 1000)) / np.exp(0.3**2 / 2)
-    noise = judge(LATENCIES * chance, LATENCIES, 0.0)
+    noise = judge(LATENCIES * RNG.lognormal(sigma=0.3, size=1000), LATENCIES * np.exp(0.3**2 / 2), 0.0)
     assert abs(noise.change) < 2 * noise.error and noise.error > 0.005
     for change in (0.01, -0.01):
         verdict = Verdict(change, 0.02, change)
@@ -92,21 +80,6 @@ def test_a_worse_policy_gives_way_to_the_best_so_far() -> None:
     actor = guard.agent._actor
     assert actor is not None and actor.weights["actor_head.bias"][0] == pytest.approx(-0.2)
     assert not guard.agent.ppo.optimizer.state
-
-
-def test_gains_do_not_make_up_for_what_was_loaded() -> None:
-    """Step by step, each within the tolerance of the best so far: measured against what was loaded, it adds up."""
-
-    def replay(network: dict[str, Any]) -> Any:
-        value = float(network["actor_head.bias"][0])
-        return LATENCIES * [[1.0 + value], [1.0 - 0.5 * value]]
-
-    guard = guard_with(replay, tolerance=0.06)
-    for value, kept in ((-0.1, -0.1), (-0.2, -0.1)):  # first tokens 5 and then 10 % later than at first
-        move(guard, value)
-        guard.after_update(None)
-        assert now(guard) == pytest.approx(kept)
-    assert guard.num_reverts == 1
 
 
 def test_at_the_end_only_what_proved_better_is_kept() -> None:

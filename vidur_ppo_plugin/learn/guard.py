@@ -1,13 +1,11 @@
 """Learning on from a loaded policy must not lose what it can: every so often the present one is put to a trial.
 
-The trial is a replay of the latest requests in a twin of the cluster, with the present weights, with the best so far and
-with the loaded ones, all greedy: what each would have made of the very same traffic. The better weights are the best
-from then on; weights that are worse than the best, or that lose something that the loaded ones had, are given up for the
-best. Where no twin covers the cluster, the gain in credit over the loaded policy, in the states of the rollouts, is
-judged instead.
+The trial is a replay of the latest requests in a twin of the cluster, with the present weights and with the best so far
+(at first the loaded ones), both greedy: what each would have made of the very same traffic. The better weights are the
+best from then on; weights that are worse are given up for the best. Where no twin covers the cluster, the gain in
+credit over the loaded policy, in the states of the rollouts, is judged instead.
 """
 
-import dataclasses
 import logging
 import math
 from collections.abc import Callable
@@ -23,8 +21,7 @@ logger = logging.getLogger(__name__)
 
 FloatArray = NDArray[np.float64]
 Network = dict[str, Any]
-#: What the latest requests, in order of arrival, would have met had a network routed them greedily: their latencies and
-#: times to first token, [2, requests]; None if they are too few.
+#: Latencies of the latest requests, in order of arrival, had a network routed them greedily; None if they are too few.
 Replay = Callable[[Network], FloatArray | None]
 
 # Stretches of requests that a trial is cut into: their spread tells how sure it is.
@@ -41,7 +38,7 @@ _SURE_WORSE, _SURE_BETTER = 1.0, 2.0
 class Verdict:
     """Relative change of a policy against another, below 0 if it is better, and the standard error of that.
 
-    `worst` is the largest of the changes that `change` weighs: no gain makes up for a loss elsewhere.
+    `worst` is the larger of the changes that `change` weighs: no gain makes up for a loss elsewhere.
     """
 
     change: float
@@ -57,33 +54,22 @@ class Verdict:
         return self.change < min(0.0, -_SURE_BETTER * self.error) and self.worst <= tolerance
 
 
-def judge(ours: FloatArray, theirs: FloatArray, tail_preference: float) -> Verdict:
-    """Two replays of the same requests: mean latency, slowest requests, latest first tokens, weighed by the preference.
-
-    Of the worst change, first tokens count only beyond noise, since they have much of it, and only where the tail does.
-    """
-    first = int(_WARM_UP_SHARE * ours.shape[1])
+def judge(ours_s: FloatArray, theirs_s: FloatArray, tail_preference: float) -> Verdict:
+    """Latencies of the same requests: the change of their mean and of their slowest, weighed by the preference."""
+    first = int(_WARM_UP_SHARE * len(ours_s))
     pairs = zip(
-        np.array_split(ours[:, first:], _NUM_STRETCHES, axis=1),
-        np.array_split(theirs[:, first:], _NUM_STRETCHES, axis=1),
-        strict=True,
+        np.array_split(ours_s[first:], _NUM_STRETCHES), np.array_split(theirs_s[first:], _NUM_STRETCHES), strict=True
     )
-    changes = np.array([_figures(one) / _figures(other) - 1.0 for one, other in pairs])
-    half = 0.5 * tail_preference
-    weighed = changes @ (1.0 - tail_preference, half, half)
-    losses = changes.mean(axis=0)
-    losses[-1] -= _SURE_WORSE * changes[:, -1].std(ddof=1) / math.sqrt(len(changes))
-    return _verdict(weighed.tolist(), worst=float(losses[: 3 if tail_preference else 2].max()))
+    changes = np.array(
+        [(ours.mean() / theirs.mean() - 1.0, _slowest(ours) / _slowest(theirs) - 1.0) for ours, theirs in pairs]
+    )
+    weighed = changes @ (1.0 - tail_preference, tail_preference)
+    return _verdict(weighed.tolist(), worst=float(changes.mean(axis=0).max()))
 
 
-def _figures(replayed: FloatArray) -> FloatArray:
-    latencies_s, first_tokens_s = replayed
-    return np.array([latencies_s.mean(), _slowest(latencies_s), _slowest(first_tokens_s)])
-
-
-def _slowest(times_s: FloatArray) -> float:
-    count = max(1, round(_TAIL_SHARE * len(times_s)))
-    return float(np.partition(times_s, -count)[-count:].mean())
+def _slowest(latencies_s: FloatArray) -> float:
+    count = max(1, round(_TAIL_SHARE * len(latencies_s)))
+    return float(np.partition(latencies_s, -count)[-count:].mean())
 
 
 def _verdict(changes: list[float], worst: float | None = None) -> Verdict:
@@ -101,18 +87,17 @@ class PolicyGuard:
     replay: Replay | None
     #: Updates between trials.
     interval: int
-    #: Loss against what was loaded, in the mean or in the tail, that is borne.
+    #: Loss in the mean or in the tail that is borne although it may be noise.
     tolerance: float
     tail_preference: float
     best: Network = field(default_factory=dict)
-    loaded: Network = field(default_factory=dict)
     num_reverts: int = 0
     _gains: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """What was loaded is the best so far."""
         if not self.best:
-            self.best = self.loaded = self._present()
+            self.best = self._present()
 
     def _present(self) -> Network:
         return {name: tensor.clone() for name, tensor in self.agent.ppo.network.state_dict().items()}
@@ -155,20 +140,17 @@ class PolicyGuard:
         gains, self._gains = self._gains, []
         if self.replay is None:
             return _verdict([-gain for gain in gains]) if gains else None
-        ours, best, loaded = (self.replay(network) for network in (self._present(), self.best, self.loaded))
-        if ours is None or best is None or loaded is None:
-            return None
-        lost = judge(ours, loaded, self.tail_preference).worst
-        return dataclasses.replace(judge(ours, best, self.tail_preference), worst=lost)
+        ours = self.replay(self._present())
+        theirs = None if ours is None else self.replay(self.best)
+        return None if ours is None or theirs is None else judge(ours, theirs, self.tail_preference)
 
     def _revert(self) -> None:
         self.agent.restore_policy(self.best)
 
     def state_dict(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"best": self.best, "loaded": self.loaded, "num_reverts": self.num_reverts}
+        return {"best": self.best, "num_reverts": self.num_reverts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where `state_dict` was taken."""
         self.best, self.num_reverts = dict(state["best"]), state["num_reverts"]
-        self.loaded = dict(state.get("loaded", state["best"]))  # older states do not have it

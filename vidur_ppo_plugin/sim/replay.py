@@ -38,7 +38,7 @@ class RecentRequests:
         self._requests.append((request.arrived_at, request.num_prefill_tokens, request.num_decode_tokens))
 
     def __call__(self, network: dict[str, Any]) -> FloatArray | None:
-        """Latencies and times to first token, [2, requests], routed greedily by a network; None if they are too few."""
+        """Latencies of the requests, in order of arrival, routed greedily by a network; None if they are too few."""
         if len(self._requests) < FEWEST_REQUESTS:
             return None
         arrived_at_s, prompt_tokens, decode_tokens = (np.array(column) for column in zip(*self._requests, strict=True))
@@ -55,5 +55,5 @@ class RecentRequests:
         requests = Requests(arrived_at_s, prompt_tokens, decode_tokens)
         slots = self._flags.max_queue_requests_per_replica
         done = play(self._config, requests, decide, num_waiting_slots=slots)
-        times: FloatArray = np.stack([done.completed_at_s, done.first_token_at_s]) - arrived_at_s
-        return times
+        latencies: FloatArray = done.completed_at_s - arrived_at_s
+        return latencies
