@@ -122,6 +122,12 @@ def main() -> int:
     parser.add_argument("--requests", type=int, help="of each run; the scenario's own unless given")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
     options = parser.parse_args()
+    if not 0.0 <= options.tail <= 1.0:
+        parser.error(f"--tail must be from 0 to 1, got {options.tail}")
+    if options.later < 1 or not 1 <= options.seeds <= len(COMPARISON) or options.squared < 0:
+        parser.error(f"--later must be >= 1, --seeds from 1 to {len(COMPARISON)}, --squared >= 0")
+    if not options.policy.is_file():
+        parser.error(f"--policy: there is no file {options.policy}; `vidur-ppo export CHECKPOINT FILE.npz` writes one")
     _autoload.install()
     results = {}
     for name in options.scenarios.split(","):
