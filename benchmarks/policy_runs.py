@@ -22,8 +22,9 @@ BEATS = ("e2e_mean", "ttft_mean", "ttft_p99")
 #: What a policy must never be worse than, and the largest upper end of the 95 % interval that counts as that.
 PRIOR = "least_tokens"
 MOST_WORSE = {"e2e_mean": 0.01, "ttft_mean": 0.01, "e2e_p99": 0.03, "ttft_p99": 0.03}
-# A change that small is a tie.
+# Where a cluster is hardly loaded nobody waits for anybody: there a change that small is a tie, and enough.
 _TIE = 0.005
+_LIGHT_LOAD = 0.5
 #: A row for each seed.
 Rows = list[dict[str, float]]
 
@@ -76,9 +77,9 @@ def change(ours: Rows, theirs: Rows, metric: str) -> dict[str, float]:
     return dict(zip(("change", "low", "high"), paired_change(*values), strict=True))
 
 
-def beats(entry: Mapping[str, float]) -> bool:
-    """Whether a change is an improvement beyond noise, or a tie."""
-    return entry["high"] < 0 or abs(entry["change"]) <= _TIE
+def beats(entry: Mapping[str, float], load: float) -> bool:
+    """Whether a change is an improvement beyond noise, or at light load a tie."""
+    return entry["high"] < 0 or (load <= _LIGHT_LOAD and abs(entry["change"]) <= _TIE)
 
 
 def is_not_inferior(metric: str, entry: Mapping[str, float]) -> bool:
