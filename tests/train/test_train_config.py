@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from training_runs import SMALL, small
@@ -198,6 +199,22 @@ def test_tail_preferences_are_drawn_for_every_cluster() -> None:
     drawn = [value for slot in range(20) for value in draw_episode(config, slot, 1).tail_preferences]
     assert len(set(drawn)) == 40 and 0.2 <= min(drawn) < 0.3 and 0.7 < max(drawn) <= 0.8
     assert draw_episode(small(), 0, 0).tail_preferences == (BALANCED, BALANCED)
+    for slot in range(20):  # the clusters of a slot are half of the range apart
+        one, other = draw_episode(config, slot, 1).tail_preferences
+        assert abs(one - other) == pytest.approx(0.3)
+
+
+def test_every_part_has_its_share_of_every_round_and_a_rare_one_its_turn() -> None:
+    weights = [3.0, 1.4, 0.5, 0.1]
+    config = small(environments=40, mixture=[part(weight=weight)[0] for weight in weights])
+    rounds = [[draw_episode(config, slot, number).part for slot in range(20)] for number in range(40)]
+    for drawn in rounds:
+        for index, weight in enumerate(weights):
+            assert abs(drawn.count(index) - 4 * weight) < 1.0 + 1e-9
+    # 0.4 slots of a round: never absent for four rounds, where independent draws would be in one of six.
+    turns = [number for number, drawn in enumerate(rounds) if 3 in drawn]
+    assert 14 <= len(turns) <= 18 and max(np.diff(turns)) <= 3
+    assert rounds[0] != rounds[1]
 
 
 def test_load_keeps_its_meaning_when_replicas_change() -> None:

@@ -18,6 +18,8 @@ FIRST_TRAINING_SEED = 1_000_000
 LAST_TRAINING_SEED = 1_000_000_000
 #: Seeds of the evaluations during training; nothing else uses them.
 FIRST_EVALUATION_SEED = 500
+# Multiples of it, without their whole parts, fill an interval evenly however many there are.
+_GOLDEN_RATIO = 0.5 * (5.0**0.5 - 1.0)
 # A drained replica is back after this share of an episode, at most.
 _LONGEST_DRAIN = 0.4
 
@@ -82,8 +84,7 @@ def draw_episode(config: TrainConfig, slot: int, number: int, *, load_factor: fl
     The first episodes of the slots have different lengths, so that slots do not start anew all at once.
     """
     rng = np.random.default_rng([config.seed, slot, number])
-    weights = np.array([part.weight for part in config.mixture])
-    index = int(rng.choice(len(weights), p=weights / weights.sum()))
+    index = _part_of(config, slot, number)
     part = config.mixture[index]
     kinds = part_scenarios(part)
     scenario = kinds[int(rng.integers(len(kinds)))]
@@ -99,13 +100,36 @@ def draw_episode(config: TrainConfig, slot: int, number: int, *, load_factor: fl
         scenario=part.scenario,
         seeds=tuple(int(rng.integers(FIRST_TRAINING_SEED, LAST_TRAINING_SEED)) for _ in clusters),
         loads=tuple(_draw(part.load, scenario.load, rng) * load_factor for _ in clusters),
-        tail_preferences=tuple(_draw(part.tail_preference, preference, rng) for _ in clusters),
+        tail_preferences=_spread(part.tail_preference, preference, len(clusters), rng),
         num_requests=num_rollouts * config.flags.rollout_len + num_after,
         num_after=num_after,
         speed_factors=tuple(speeds_of(scenario)),
         report_delay_s=_draw(part.report_delay_s, scenario.report_delay_s, rng),
         drained=_draw_drained(part, scenario, rng),
     )
+
+
+def _part_of(config: TrainConfig, slot: int, number: int) -> int:
+    """Which part of the mixture a slot runs.
+
+    Drawn one by one, a part with a small weight would be absent for long and then have several slots at once, and what
+    is learned would depend on who came last. So the slots of a round divide the parts among them by their weights, at
+    evenly spaced points, and the points of the next round lie between those of the rounds before.
+    """
+    num_slots = len(config.slot_sizes)
+    place = np.random.default_rng([config.seed, number]).permutation(num_slots)[slot]
+    first = (np.random.default_rng(config.seed).random() + number * _GOLDEN_RATIO) % 1.0
+    shares = np.cumsum([part.weight for part in config.mixture])
+    point = (place + first) / num_slots * shares[-1]
+    return min(int(np.searchsorted(shares, point, side="right")), len(shares) - 1)
+
+
+def _spread(limits: Sequence[float], otherwise: float, count: int, rng: np.random.Generator) -> tuple[float, ...]:
+    """So many values between the limits, evenly apart, from anywhere on."""
+    if not limits:
+        return (otherwise,) * count
+    points = (rng.random() + np.arange(count) / count) % 1.0
+    return tuple((limits[0] + points * (limits[1] - limits[0])).tolist())
 
 
 def _draw(limits: Sequence[float], otherwise: float, rng: np.random.Generator) -> float:
