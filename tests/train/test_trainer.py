@@ -90,7 +90,7 @@ def test_the_result_is_the_same_whoever_works_and_a_killed_worker_is_replaced(
     names = ("agent", "ppo", "network", "projection.1.weight")
     one, two = (np.array(_at(learned(out), names)) for out in (reference, tmp_path / "here"))
     assert not np.array_equal(one, two)
-    assert np.abs(one - two).max() < 0.01 * np.abs(one).max()
+    assert np.abs(one - two).max() < 0.05 * np.abs(one).max()
 
 
 def _at(tree: Any, names: tuple[str, ...]) -> Any:
