@@ -17,10 +17,10 @@ import policy_runs
 from policy_runs import METRICS, MOST_WORSE, PRIOR, change, is_not_inferior, text_of
 
 from vidur_ppo_plugin import _autoload
-from vidur_ppo_plugin.compare.schedulers import parse_schedulers
+from vidur_ppo_plugin.compare.schedulers import SchedulerError, parse_schedulers
 from vidur_ppo_plugin.compare.seeds import TUNING
 from vidur_ppo_plugin.envs.settings import find_scenario
-from vidur_ppo_plugin.scenario import REPLAY, scenario_names
+from vidur_ppo_plugin.scenario import REPLAY, ScenarioError, scenario_names
 
 #: Scenario -> metric -> change and interval.
 Changes = dict[str, dict[str, dict[str, float]]]
@@ -66,7 +66,10 @@ def main() -> int:
     except ValueError:
         parser.error(f"--preferences must be numbers from 0 to 1 with commas, got {options.preferences!r}")
     _autoload.install()
-    found = study(options.checkpoint, preferences, options.scenarios.split(","), options.seeds, options.jobs)
+    try:
+        found = study(options.checkpoint, preferences, options.scenarios.split(","), options.seeds, options.jobs)
+    except (SchedulerError, ScenarioError) as error:
+        parser.error(str(error))
     verdicts = {label: judged(changes) for label, changes in found.items()}
     if options.json:
         print(json.dumps({"checkpoint": options.checkpoint, "changes": found, "verdicts": verdicts}))
