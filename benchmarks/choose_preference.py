@@ -65,9 +65,12 @@ def main() -> int:
         preferences = [float(text) for text in options.preferences.split(",")]
     except ValueError:
         parser.error(f"--preferences must be numbers from 0 to 1 with commas, got {options.preferences!r}")
+    names = options.scenarios.split(",")
+    if REPLAY in names:
+        parser.error(f"--scenarios: {REPLAY!r} has no requests without a trace: leave it out")
     _autoload.install()
     try:
-        found = study(options.checkpoint, preferences, options.scenarios.split(","), options.seeds, options.jobs)
+        found = study(options.checkpoint, preferences, names, options.seeds, options.jobs)
     except (SchedulerError, ScenarioError) as error:
         parser.error(str(error))
     verdicts = {label: judged(changes) for label, changes in found.items()}
@@ -75,7 +78,7 @@ def main() -> int:
         print(json.dumps({"checkpoint": options.checkpoint, "changes": found, "verdicts": verdicts}))
         return 0
     print(f"| scenario | preference | {' | '.join(METRICS)} |\n{'|---' * (len(METRICS) + 2)}|")
-    for name in options.scenarios.split(","):
+    for name in names:
         for label, changes in found.items():
             print(f"| {name} | {label} | {' | '.join(text_of(changes[name][metric]) for metric in METRICS)} |")
     print("\n| preference | may be worse | is worse | nearest to its limit |\n|---|---|---|---|")

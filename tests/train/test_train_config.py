@@ -211,7 +211,7 @@ def test_every_part_has_its_share_of_every_round_and_a_rare_one_its_turn() -> No
     for drawn in rounds:
         for index, weight in enumerate(weights):
             assert abs(drawn.count(index) - 4 * weight) < 1.0 + 1e-9
-    # 0.4 slots of a round: never absent for four rounds, where independent draws would be in one of six.
+    # 0.4 slots of a round: absent for two rounds at most. Drawn one by one it would be for three, one time in three.
     turns = [number for number, drawn in enumerate(rounds) if 3 in drawn]
     assert 14 <= len(turns) <= 18 and max(np.diff(turns)) <= 3
     assert rounds[0] != rounds[1]

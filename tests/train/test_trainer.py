@@ -90,7 +90,8 @@ def test_the_result_is_the_same_whoever_works_and_a_killed_worker_is_replaced(
     names = ("agent", "ppo", "network", "projection.1.weight")
     one, two = (np.array(_at(learned(out), names)) for out in (reference, tmp_path / "here"))
     assert not np.array_equal(one, two)
-    assert np.abs(one - two).max() < 0.05 * np.abs(one).max()
+    # (0.008 here; 0.06 if only the mixture is another.)
+    assert np.linalg.norm(one - two) < 0.02 * np.linalg.norm(one)
 
 
 def _at(tree: Any, names: tuple[str, ...]) -> Any:
