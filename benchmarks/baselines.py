@@ -32,6 +32,7 @@ SCHEDULERS = (
     "power_of_two",
     "least_outstanding",
     "least_kv",
+    "least_work",
     "least_tokens",
     "shortest_delay",
     "size_split",

@@ -11,6 +11,7 @@ as in docs/scenarios.md: `0.97: trace(FILE.csv); 0.03: uniform(8000, 24000) / lo
 """
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ from vidur_ppo_plugin.workload.trace import read_trace
 
 REFERENCE = "least_tokens"
 HEURISTICS = (
-    *("random", "round_robin", "lor", "least_outstanding", "power_of_two", "least_kv", "least_tokens"),
+    *("random", "round_robin", "lor", "least_outstanding", "power_of_two", "least_kv", "least_tokens", "least_work"),
     "shortest_delay",
 )
 MEAN, TAIL = "e2e_mean", "e2e_p99"
@@ -42,7 +43,7 @@ MEAN, TAIL = "e2e_mean", "e2e_p99"
 _MOST_SHOWN = 0.25
 # Tried beside those of `compare`: the best one may lie between two of its quantiles.
 _MORE_THRESHOLDS = (500, 750, 1000, 1500, 2000, 2500, 3000, 3500, 4000, 6000, 8000, 12000)
-_MARKERS = ("x", "+", "v", "s", "d", "^", "*", "<")
+_MARKERS = ("x", "+", "v", "s", "d", "^", "*", "<", ">", "p", "h", "P")
 
 
 def splits(scenario: Scenario) -> list[SchedulerSpec]:
@@ -113,7 +114,7 @@ def draw(name: str, result: dict[str, Any], path: Path) -> None:
     front = sorted(_front(split), key=lambda point: point[MEAN]["change"])
     axes.plot(*_columns(front), color="#d55e00", linewidth=1, alpha=0.6)
     named = [(label, point) for label, point in shown.items() if not label.startswith(TUNED)]
-    for marker, (label, point) in zip(_MARKERS, named, strict=False):
+    for marker, (label, point) in zip(itertools.cycle(_MARKERS), named, strict=False):
         axes.scatter(*_columns([point]), s=26, color="#1c1f23", marker=marker, label=label, alpha=0.8)
     policy = list(result["policy"].items())
     axes.plot(*_columns([point for _, point in policy]), color="#0072b2", marker="o", markersize=5, label="policy")

@@ -34,6 +34,7 @@ OWN_TYPES = frozenset(
         "power_of_two",
         "least_kv",
         "least_tokens",
+        "least_work",
         "shortest_delay",
         "size_split",
         "roofline",

@@ -327,7 +327,15 @@ class NetworkFlags:
     prior: str = flag(
         "least_tokens",
         "The heuristic that the policy is a residual of: untrained, it is exactly this heuristic.",
-        choices=["none", "least_tokens", "least_outstanding", "least_kv", "shortest_delay", "log_least_tokens"],
+        choices=[
+            "none",
+            "least_tokens",
+            "least_outstanding",
+            "least_kv",
+            "shortest_delay",
+            "log_least_tokens",
+            "log_least_work",
+        ],
     )
     prior_weight: float = flag(
         3.0, "Weight of the prior's logits. Lower it to learn away from it sooner, raise it to stay with it.", low=0

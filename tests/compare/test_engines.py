@@ -32,7 +32,7 @@ SCENARIOS = {
 }
 SCHEDULERS = [
     *(SchedulerSpec(name, name) for name in ("random", "round_robin", "lor", "power_of_two", "least_outstanding")),
-    *(SchedulerSpec(name, name) for name in ("least_kv", "least_tokens", "shortest_delay")),
+    *(SchedulerSpec(name, name) for name in ("least_kv", "least_tokens", "least_work", "shortest_delay")),
     SchedulerSpec("size_split", "size_split").with_options(threshold_tokens=1500, num_long_replicas=1),
 ]
 

@@ -148,11 +148,13 @@ def test_permuting_replicas_permutes_costs(
             outstanding_requests=np.array(outstanding)[indices],
             prefill_tokens=np.array(prefill)[indices],
             context_tokens=np.array(context)[indices],
+            token_time_s=np.array([0.02, 0.03, 0.0])[indices],
         )
         return [
             heuristics.least_outstanding(seen),
             heuristics.least_kv(seen),
             heuristics.least_tokens(seen),
+            heuristics.least_work(seen),
             heuristics.shortest_delay(seen, request(), delay_model=DELAY_MODEL),
         ]
 
@@ -172,6 +174,7 @@ def test_more_work_never_looks_cheaper(
         after = snapshot(3, **more)
         for cost in (
             heuristics.least_tokens,
+            heuristics.least_work,
             heuristics.least_kv,
             lambda seen: heuristics.shortest_delay(seen, request(), delay_model=DELAY_MODEL),
         ):

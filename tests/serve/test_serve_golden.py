@@ -42,6 +42,7 @@ POLICIES = {
     "power_of_two": {},
     "least_kv": {},
     "least_tokens": {},
+    "least_work": {},
     "shortest_delay": {},
     "size_split": {"threshold_tokens": 1500, "num_long_replicas": 1},
 }

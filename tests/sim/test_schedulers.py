@@ -14,6 +14,7 @@ OURS = [
     "power_of_two",
     "least_kv",
     "least_tokens",
+    "least_work",
     "shortest_delay",
     "size_split",
     "ppo_modular",

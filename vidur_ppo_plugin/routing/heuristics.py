@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from .delay_model import DelayModel
+from .slowness import weigh_by_slowness
 from .snapshot import CONTEXT_WEIGHT, REQUEST_WEIGHT, ClusterSnapshot, FloatArray, RequestInfo
 
 
@@ -54,6 +55,13 @@ def least_tokens(
         + request_weight * snapshot.outstanding_requests
     )
     return cost
+
+
+def least_work(snapshot: ClusterSnapshot) -> FloatArray:
+    """The score of `least_tokens`, times how slow a replica has been lately by the time between its tokens."""
+    work = snapshot.token_load.copy()
+    weigh_by_slowness(snapshot.token_time_s, work)
+    return work
 
 
 def shortest_delay(snapshot: ClusterSnapshot, request: RequestInfo, *, delay_model: DelayModel) -> FloatArray:

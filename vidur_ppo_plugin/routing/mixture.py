@@ -15,6 +15,7 @@ TEACHERS = (
     "power_of_two",
     "least_kv",
     "least_tokens",
+    "least_work",
     "shortest_delay",
 )
 

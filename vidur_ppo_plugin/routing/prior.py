@@ -19,11 +19,14 @@ _UNITS = {
     "least_tokens": 512.0,  # a chunk of prefill
     "shortest_delay": 0.05,  # what such a chunk takes
     "log_least_tokens": 512.0,
+    "log_least_work": 512.0,
 }
 NAMES = tuple(_UNITS)
 #: Grows with the logarithm of the cost: the same order, but a replica that is far behind keeps a chance, and so can be
 #: learned about. With long prompts a cost in proportion makes all replicas but one impossible.
 LOG_LEAST_TOKENS = "log_least_tokens"
+#: The same of `heuristics.least_work`: replicas that have been slow lately count as fuller than they are.
+LOG_LEAST_WORK = "log_least_work"
 
 
 class Prior:
@@ -41,6 +44,7 @@ class Prior:
             "least_kv": lambda snapshot, request: heuristics.least_kv(snapshot),
             "least_tokens": lambda snapshot, request: snapshot.token_load,
             LOG_LEAST_TOKENS: lambda snapshot, request: snapshot.token_load,
+            LOG_LEAST_WORK: lambda snapshot, request: heuristics.least_work(snapshot),
             "shortest_delay": lambda snapshot, request: heuristics.shortest_delay(
                 snapshot, request, delay_model=self._delay_model
             ),
@@ -61,7 +65,7 @@ class Prior:
     def logits(self, cost: FloatArray) -> Float32Array:
         """Zero for the best replica, negative for the others; the order is the heuristic's."""
         logits = np.minimum.reduce(cost) - cost
-        if self.name == LOG_LEAST_TOKENS:
+        if self.name in (LOG_LEAST_TOKENS, LOG_LEAST_WORK):
             # One by one, as the kernel does: numpy's own logarithm may differ in the last bit.
             behind = [-self._weight * math.log1p(-value / self._unit) for value in logits.tolist()]
             return np.array(behind, np.float32)

@@ -3,15 +3,20 @@
 import math
 from typing import Any
 
+import numpy as np
+
 from .compiled import compiled
+from .slowness import weigh_by_slowness
 from .snapshot import CONTEXT_WEIGHT, REQUEST_WEIGHT, ROW
 
 # As in `prior.NAMES`.
-NONE, LEAST_OUTSTANDING, LEAST_KV, LEAST_TOKENS, SHORTEST_DELAY, LOG_LEAST_TOKENS = range(6)
+NONE, LEAST_OUTSTANDING, LEAST_KV, LEAST_TOKENS, SHORTEST_DELAY, LOG_LEAST_TOKENS, LOG_LEAST_WORK = range(7)
 
 _OUTSTANDING, _PREFILL, _CONTEXT = ROW["outstanding_requests"], ROW["prefill_tokens"], ROW["context_tokens"]
 _KV_USED, _KV_TOTAL = ROW["kv_blocks_used"], ROW["kv_blocks_total"]
 _SPEED, _CACHED = ROW["speed_factor"], ROW["cached_prompt_tokens"]
+_TOKEN_TIME = ROW["token_time_s"]
+_weigh_by_slowness = compiled(weigh_by_slowness)
 
 
 @compiled
@@ -21,20 +26,19 @@ def prior_logits(
     """Write `Prior.logits` of a snapshot's figures; `prior`: `Prior.kernel_constants`."""
     kind, weight, unit, prefill_s, request_s, context_s = prior
     size = values.shape[1]
-    lowest = 0.0
+    costs = np.empty(size)
     for i in range(size):
-        cost = _cost(
+        costs[i] = _cost(
             values, i, kind, prefill_s, request_s, context_s, expected_decode_tokens, kv_block_size, prompt_tokens
         )
-        lowest = cost if i == 0 else min(lowest, cost)
+    if kind == LOG_LEAST_WORK:
+        _weigh_by_slowness(values[_TOKEN_TIME], costs)
+    lowest = costs.min()
     for i in range(size):
-        cost = _cost(
-            values, i, kind, prefill_s, request_s, context_s, expected_decode_tokens, kv_block_size, prompt_tokens
-        )
-        if kind == LOG_LEAST_TOKENS:
-            logits[i] = -weight * math.log1p(-(lowest - cost) / unit)
+        if kind in (LOG_LEAST_TOKENS, LOG_LEAST_WORK):
+            logits[i] = -weight * math.log1p(-(lowest - costs[i]) / unit)
         else:
-            logits[i] = (lowest - cost) * (weight / unit)
+            logits[i] = (lowest - costs[i]) * (weight / unit)
 
 
 @compiled
@@ -54,7 +58,7 @@ def _cost(
         return values[_OUTSTANDING, i]  # type: ignore[no-any-return]
     if kind == LEAST_KV:
         return (values[_KV_USED, i] + values[_PREFILL, i] / kv_block_size) / values[_KV_TOTAL, i]  # type: ignore[no-any-return]
-    if kind in (LEAST_TOKENS, LOG_LEAST_TOKENS):
+    if kind in (LEAST_TOKENS, LOG_LEAST_TOKENS, LOG_LEAST_WORK):
         return (  # type: ignore[no-any-return]
             values[_PREFILL, i] + CONTEXT_WEIGHT * values[_CONTEXT, i] + REQUEST_WEIGHT * values[_OUTSTANDING, i]
         )

@@ -35,7 +35,15 @@ def scored(router: Router, snapshot: ClusterSnapshot, request: RequestInfo) -> S
 
 #: Vidur's own; then ours.
 STOCK = ("random", "round_robin", "lor")
-HEURISTICS = ("power_of_two", "least_outstanding", "least_kv", "least_tokens", "shortest_delay", "size_split")
+HEURISTICS = (
+    "power_of_two",
+    "least_outstanding",
+    "least_kv",
+    "least_tokens",
+    "least_work",
+    "shortest_delay",
+    "size_split",
+)
 
 
 def build_router(
@@ -93,6 +101,7 @@ def _cost(name: str, rng: random.Random, delay_model: DelayModel | None, options
         "least_outstanding": lambda snapshot, request: heuristics.least_outstanding(snapshot),
         "power_of_two": lambda snapshot, request: heuristics.power_of_two(snapshot, rng),
         "least_kv": lambda snapshot, request: heuristics.least_kv(snapshot),
+        "least_work": lambda snapshot, request: heuristics.least_work(snapshot),
     }
     if name not in costs:
         raise ValueError(f"unknown router {name!r}: choose from {', '.join((*STOCK, *HEURISTICS))}")

@@ -45,6 +45,7 @@ class PluginGlobalSchedulerType(BaseIntEnum):
     LEAST_TOKENS = 1005
     SHORTEST_DELAY = 1006
     SIZE_SPLIT = 1007
+    LEAST_WORK = 1008
 
 
 class PluginExecutionTimePredictorType(BaseIntEnum):
@@ -115,6 +116,15 @@ class LeastTokensGlobalSchedulerConfig(LeastTokensFlags, BaseGlobalSchedulerConf
     @staticmethod
     def get_type() -> PluginGlobalSchedulerType:
         return PluginGlobalSchedulerType.LEAST_TOKENS
+
+
+@dataclass
+class LeastWorkGlobalSchedulerConfig(TieBreakingFlags, BaseGlobalSchedulerConfig):
+    """`--global_scheduler_config_type least_work`."""
+
+    @staticmethod
+    def get_type() -> PluginGlobalSchedulerType:
+        return PluginGlobalSchedulerType.LEAST_WORK
 
 
 @dataclass

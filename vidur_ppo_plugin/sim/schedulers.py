@@ -102,6 +102,13 @@ class LeastTokensScheduler(HeuristicScheduler):
         )
 
 
+class LeastWorkScheduler(HeuristicScheduler):
+    """`least_work`."""
+
+    def cost(self, snapshot: ClusterSnapshot, request: RequestInfo) -> FloatArray:
+        return heuristics.least_work(snapshot)
+
+
 class ShortestDelayScheduler(HeuristicScheduler):
     """`shortest_delay`."""
 
@@ -132,6 +139,7 @@ SCHEDULERS: dict[str, type[HeuristicScheduler]] = {
     "power_of_two": PowerOfTwoScheduler,
     "least_kv": LeastKvScheduler,
     "least_tokens": LeastTokensScheduler,
+    "least_work": LeastWorkScheduler,
     "shortest_delay": ShortestDelayScheduler,
     "size_split": SizeSplitScheduler,
 }

@@ -1,0 +1,36 @@
+"""How slow replicas are, by what they report: the router is not told their speeds.
+
+A replica of half the speed takes about twice as long from token to token. But that time also grows with what a replica
+has to do, and it is an average of few requests, so replicas of equal speed differ too: by less than 15 % in 99 of 100
+cases (by a third where documents come). Small differences therefore count for nothing, and large ones not fully.
+"""
+
+import math
+from typing import Any
+
+# Differences of the logarithm of the time between tokens from the cluster's median: nothing counts up to the first,
+# everything from the second on, and no more than the third.
+_IGNORED, _TRUSTED, _MOST = 0.15, 0.3, 0.5
+# How much of a difference is made up for. With all of it a fast replica gets so much that first tokens come late there.
+_SHARE = 0.6
+
+
+def weigh_by_slowness(token_time_s: Any, costs: Any) -> None:
+    """Multiply the cost of each replica by how slow it is, 1 being usual; also compiled into kernels.
+
+    Nothing is known of a replica whose time is 0.
+    """
+    size = len(costs)
+    known = [math.log(token_time_s[i]) for i in range(size) if token_time_s[i] > 0.0]
+    number = len(known)
+    if number < 2:
+        return
+    known.sort()
+    median = 0.5 * (known[(number - 1) // 2] + known[number // 2])
+    if known[number - 1] - median <= _IGNORED and median - known[0] <= _IGNORED:
+        return
+    for i in range(size):
+        if token_time_s[i] > 0.0:
+            slower = math.log(token_time_s[i]) - median
+            trust = min(max((abs(slower) - _IGNORED) / (_TRUSTED - _IGNORED), 0.0), 1.0)
+            costs[i] *= math.exp(_SHARE * trust * min(max(slower, -_MOST), _MOST))
