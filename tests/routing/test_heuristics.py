@@ -149,6 +149,7 @@ def test_permuting_replicas_permutes_costs(
             prefill_tokens=np.array(prefill)[indices],
             context_tokens=np.array(context)[indices],
             token_time_s=np.array([0.02, 0.03, 0.0])[indices],
+            completion_rate_per_s=np.array([2.0, 1.0, 0.0])[indices],
         )
         return [
             heuristics.least_outstanding(seen),

@@ -14,9 +14,9 @@ from vidur_ppo_plugin.routing.snapshot import ROW, ROWS, ClusterSnapshot
 TIMES = st.lists(st.one_of(st.just(0.0), st.floats(1e-4, 10.0)), min_size=1, max_size=12)
 
 
-def factors(*token_times_s: float) -> list[float]:
+def factors(*token_times_s: float, rates_per_s: list[float] | None = None) -> list[float]:
     costs = np.ones(len(token_times_s))
-    weigh_by_slowness(np.array(token_times_s), costs)
+    weigh_by_slowness(token_times_s, rates_per_s or [1.0] * len(costs), costs)
     return costs.tolist()
 
 
@@ -48,6 +48,15 @@ def test_who_has_completed_nothing_is_as_usual() -> None:
     assert factors(0.0, 0.02, 0.04)[1:] == factors(0.02, 0.04)
 
 
+def test_who_has_completed_little_lately_is_not_judged_by_how_fast_it_was() -> None:
+    # The mean is 1.5 completions a second, a third of it enough.
+    times_s, fast = (0.02, 0.04, 0.04, 0.04), math.exp(-0.6 * 0.5)
+    assert factors(*times_s, rates_per_s=[0.5, 2.5, 1.5, 1.5])[0] == pytest.approx(fast)
+    assert factors(*times_s, rates_per_s=[0.25, 2.75, 1.5, 1.5])[0] == pytest.approx(math.sqrt(fast))
+    assert factors(*times_s, rates_per_s=[0.0, 2.0, 2.0, 2.0]) == [1, 1, 1, 1]
+    assert factors(*times_s, rates_per_s=[0.0, 0.0, 0.0, 0.0]) == [1, 1, 1, 1]
+
+
 @given(TIMES)
 def test_slower_is_never_cheaper(token_times_s: list[float]) -> None:
     weighed = factors(*token_times_s)
@@ -61,6 +70,7 @@ def test_least_work_prefers_the_faster_of_two_alike() -> None:
     values = np.zeros((len(ROWS), 3))
     values[ROW["prefill_tokens"]] = [1000, 1000, 900]
     values[ROW["token_time_s"]] = [0.02, 0.04, 0.04]
+    values[ROW["completion_rate_per_s"]] = [2.0, 1.0, 1.0]
     seen = ClusterSnapshot(1.0, values, kv_block_size=16, expected_decode_tokens=100.0)
     # The median is slow: only the fast one differs from it, by more than is made up for.
     fast = math.exp(-0.6 * 0.5)

@@ -60,7 +60,7 @@ def least_tokens(
 def least_work(snapshot: ClusterSnapshot) -> FloatArray:
     """The score of `least_tokens`, times how slow a replica has been lately by the time between its tokens."""
     work = snapshot.token_load.copy()
-    weigh_by_slowness(snapshot.token_time_s, work)
+    weigh_by_slowness(snapshot.token_time_s.tolist(), snapshot.completion_rate_per_s.tolist(), work)
     return work
 
 

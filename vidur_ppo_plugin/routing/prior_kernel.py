@@ -15,7 +15,7 @@ NONE, LEAST_OUTSTANDING, LEAST_KV, LEAST_TOKENS, SHORTEST_DELAY, LOG_LEAST_TOKEN
 _OUTSTANDING, _PREFILL, _CONTEXT = ROW["outstanding_requests"], ROW["prefill_tokens"], ROW["context_tokens"]
 _KV_USED, _KV_TOTAL = ROW["kv_blocks_used"], ROW["kv_blocks_total"]
 _SPEED, _CACHED = ROW["speed_factor"], ROW["cached_prompt_tokens"]
-_TOKEN_TIME = ROW["token_time_s"]
+_TOKEN_TIME, _RATE = ROW["token_time_s"], ROW["completion_rate_per_s"]
 _weigh_by_slowness = compiled(weigh_by_slowness)
 
 
@@ -32,7 +32,7 @@ def prior_logits(
             values, i, kind, prefill_s, request_s, context_s, expected_decode_tokens, kv_block_size, prompt_tokens
         )
     if kind == LOG_LEAST_WORK:
-        _weigh_by_slowness(values[_TOKEN_TIME], costs)
+        _weigh_by_slowness(values[_TOKEN_TIME], values[_RATE], costs)
     lowest = costs.min()
     for i in range(size):
         if kind in (LOG_LEAST_TOKENS, LOG_LEAST_WORK):
