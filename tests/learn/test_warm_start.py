@@ -146,7 +146,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "offsets": ({"offsets": put(-1, 7)}, "its offsets do not divide its 200 rows"),
     "empty set": ({"offsets": put(1, 0)}, "its offsets do not divide its 200 rows"),
     "lengths": ({"request": lambda array: array[1:]}, "it has 60 actions, 59 requests and 61 offsets"),
-    "priors": ({"header": {"priors": ["least_tokens"]}}, r"prior_costs have shape \(200, 5\), not \(200, 1\)"),
+    "priors": (
+        {"header": {"priors": ["least_tokens"]}},
+        rf"prior_costs have shape \(200, {len(PRIORS)}\), not \(200, 1\)",
+    ),
     "kind": ({"actions": lambda array: array.astype(float)}, "actions is float64 with 1 axes, not int64"),
     "left out": ({"request": None}, r"not a file of demonstrations .*request"),
     "pickle": ({"request": np.array([{}], dtype=object)}, "not a file of demonstrations"),
