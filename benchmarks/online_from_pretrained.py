@@ -71,8 +71,7 @@ def learn(
 
     def keep(scheduler: Any, point: int) -> None:
         file = directory / f"{point}.ckpt"
-        weights = {name: tensor.clone() for name, tensor in scheduler.agent.ppo.network.state_dict().items()}
-        checkpoint.write(file, {"network": weights}, metadata=metadata)
+        checkpoint.write(file, {"network": scheduler.serving_weights()}, metadata=metadata)
         kept[point] = file
 
     schedulers: list[Any] = []

@@ -385,16 +385,21 @@ class RunningFlags:
     )
     guard_requests: int = flag(
         4096,
-        "Latest requests that a trial replays. Raise it for surer verdicts, lower it for speed.",
+        "Latest requests that a trial replays, in eight orders. Raise it for surer verdicts, lower it for speed.",
         low=64,
         high=1_000_000,
     )
     guard_tolerance: float = flag(
-        0.01,
-        "Relative loss in a trial, of the mean or of the slowest 5 per cent, that ends in going back even if it may be "
-        "noise. Lower it for safety, raise it to "
-        "learn more boldly.",
+        0.0,
+        "Relative loss in a trial that is borne in one figure, also against the loaded policy: mean and slowest 5 per "
+        "cent, of latency and of time to first token. Lower it for safety, raise it to learn more boldly.",
         low=0,
+    )
+    guard_serves_best: bool = flag(
+        True,
+        "Learning on from a loaded policy: requests are placed, greedily, by the best weights so far, and what is "
+        "learned serves once a trial has proved it. Where trials replay requests and marginal_delay has the credit of "
+        "every replica; elsewhere, and if off, the policy that learns is sampled.",
     )
     save_checkpoint: str = flag("", "Directory for checkpoints; empty for the run's output directory.")
     checkpoint_interval: int = flag(

@@ -8,49 +8,71 @@ import torch
 from test_warm_start import agent_of  # type: ignore[import-not-found]
 
 from vidur_ppo_plugin.config import PPOModularFlags
-from vidur_ppo_plugin.learn.guard import PolicyGuard, Verdict, judge
+from vidur_ppo_plugin.learn.guard import Outcome, PolicyGuard, Verdict, judge
+from vidur_ppo_plugin.routing.features import Observation
 
 RNG = np.random.default_rng(0)
-LATENCIES = RNG.lognormal(size=1000)
+#: Of eight replays: latencies and times to first token.
+REPLAYS = [Outcome(*RNG.lognormal(size=(2, 500))) for _ in range(8)]
+
+
+def times(latency: Any, first_token: Any = 1.0) -> list[Outcome]:
+    return [Outcome(latency * replay.latency_s, first_token * replay.first_token_s) for replay in REPLAYS]
 
 
 def test_equal_policies_are_equal() -> None:
-    same = judge(LATENCIES, LATENCIES, 0.3)
-    assert same == Verdict(0.0, 0.0, 0.0)
+    same = judge(REPLAYS, REPLAYS, 0.3)
+    assert same == Verdict(0.0, 0.0, 0.0, 0.0)
     assert not same.is_worse(0.0) and not same.is_better(0.0)
 
 
 @pytest.mark.parametrize("preference", [0.0, 0.5, 1.0])
 def test_a_policy_that_is_slower_throughout_is_worse_by_that_much(preference: float) -> None:
-    verdict = judge(1.1 * LATENCIES, LATENCIES, preference)
+    verdict = judge(times(1.1, 1.1), REPLAYS, preference)
     assert verdict.change == pytest.approx(0.1) and verdict.error == pytest.approx(0.0, abs=1e-9)
     assert verdict.is_worse(1.0) and not verdict.is_better(1.0)
-    assert judge(0.9 * LATENCIES, LATENCIES, preference).is_better(0.0)
+    assert judge(times(0.9, 0.9), REPLAYS, preference).is_better(0.0)
 
 
 def test_the_preference_weighs_the_slowest() -> None:
-    changed = LATENCIES * np.where(np.quantile(LATENCIES, 0.95) < LATENCIES, 1.5, 0.8)
-    assert judge(changed, LATENCIES, 0.0).is_better(1.0)
-    assert judge(changed, LATENCIES, 1.0).is_worse(1.0)
-    assert judge(changed, LATENCIES, 0.0).is_worse(0.01)  # the tail pays more than is borne
+    changed = [
+        Outcome(replay.latency_s * np.where(np.quantile(replay.latency_s, 0.9) < replay.latency_s, 1.5, 0.5), token)
+        for replay in REPLAYS
+        for token in [replay.first_token_s]
+    ]
+    assert judge(changed, REPLAYS, 0.0).is_better(1.0)
+    assert judge(changed, REPLAYS, 1.0).is_worse(1.0)
+    assert judge(changed, REPLAYS, 0.0).is_worse(0.01)  # the tail pays more than is borne
+
+
+def test_first_tokens_must_not_be_lost_whatever_is_won() -> None:
+    for preference in (0.0, 0.5):
+        verdict = judge(times(0.5, 1.1), REPLAYS, preference)
+        assert verdict.change < -0.15 and verdict.worst == pytest.approx(0.1)
+        assert verdict.is_worse(0.05) and not verdict.is_better(0.05)
+        assert verdict.is_better(0.11)
 
 
 def test_what_may_be_noise_is_neither() -> None:
-    noise = judge(LATENCIES * RNG.lognormal(sigma=0.3, size=1000), LATENCIES * np.exp(0.3**2 / 2), 0.0)
+    noisy = [Outcome(factor * replay.latency_s, replay.first_token_s)
+             for factor, replay in zip(1 + 0.1 * RNG.standard_normal(8), REPLAYS, strict=True)]  # fmt: skip
+    noise = judge(noisy, REPLAYS, 0.0)
     assert abs(noise.change) < 2 * noise.error and noise.error > 0.005
     for change in (0.01, -0.01):
-        verdict = Verdict(change, 0.02, change)
+        verdict = Verdict(change, 0.02, change, change - 0.02)
         assert not verdict.is_worse(0.05) and not verdict.is_better(0.05)
 
 
 class Replay:
-    """Latencies by the first weight of a network: as if that were all that counts."""
+    """Outcomes by the first weight of a network, as if that were all; beyond `limit` first tokens suffer."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: float = 1.0) -> None:
         self.is_ready = True
+        self.limit = limit
 
     def __call__(self, network: dict[str, Any]) -> Any:
-        return LATENCIES * (1.0 + float(network["actor_head.bias"][0])) if self.is_ready else None
+        bias = float(network["actor_head.bias"][0])
+        return times(1.0 + bias, 1.0 + max(0.0, -bias - self.limit)) if self.is_ready else None
 
 
 def guard_with(replay: Any, **options: Any) -> PolicyGuard:
@@ -72,10 +94,10 @@ def now(guard: PolicyGuard) -> float:
 def test_a_worse_policy_gives_way_to_the_best_so_far() -> None:
     guard = guard_with(Replay())
     move(guard, -0.2)
-    assert guard.after_update(None)["guard_change"] == pytest.approx(-0.2)
+    assert guard.after_update(None)["guard_change"] == pytest.approx(-0.15)  # first tokens are as before
     move(guard, -0.1)  # better than what was loaded, worse than the best
     row = guard.after_update(None)
-    assert row["guard_change"] == pytest.approx(0.9 / 0.8 - 1) and row["guard_reverts"] == 1
+    assert row["guard_change"] == pytest.approx(0.75 * (0.9 / 0.8 - 1)) and row["guard_reverts"] == 1
     assert now(guard) == pytest.approx(-0.2)
     actor = guard.agent._actor
     assert actor is not None and actor.weights["actor_head.bias"][0] == pytest.approx(-0.2)
@@ -127,3 +149,90 @@ def test_it_goes_on_from_its_state() -> None:
     move(again, -0.1)
     again.after_update(None)
     assert now(again) == pytest.approx(-0.2)
+
+
+def test_without_a_twin_credit_has_the_last_word() -> None:
+    for gains, kept in (((0.03, 0.02, 0.025), 0.4), ((0.03, -0.02, 0.0), 0.0)):
+        guard = guard_with(None, interval=100)
+        guard.agent.ppo.num_updates = 1
+        move(guard, 0.4)
+        for gain in gains:
+            guard.after_update(gain)
+        guard.finish()
+        assert now(guard) == pytest.approx(kept)
+
+
+def served(guard: PolicyGuard) -> float:
+    """The weight of the policy that decides."""
+    actor = guard.agent.actor
+    assert actor is not None and float(guard.serving["actor_head.bias"][0]) == actor.weights["actor_head.bias"][0]
+    return float(actor.weights["actor_head.bias"][0])
+
+
+def test_what_is_learned_serves_once_it_is_proved() -> None:
+    guard = guard_with(Replay(), interval=2, serves_best=True)
+    guard.agent.ppo.num_updates = 1
+    move(guard, -0.2)
+    guard.after_update(None)
+    assert served(guard) == 0.0 and now(guard) == pytest.approx(-0.2)
+    guard.agent.ppo.num_updates = 2
+    assert guard.after_update(None)["guard_change"] == pytest.approx(-0.15)  # first tokens are as they were
+    assert served(guard) == pytest.approx(-0.2)
+    move(guard, 0.1)
+    guard.after_update(None)
+    assert served(guard) == now(guard) == pytest.approx(-0.2) and guard.num_reverts == 1
+
+
+def test_a_part_of_what_was_learned_will_do() -> None:
+    guard = guard_with(Replay(limit=0.1), serves_best=True)
+    move(guard, -0.32)
+    guard.after_update(None)
+    assert served(guard) == now(guard) == pytest.approx(-0.08)  # a quarter; half of it would cost first tokens
+    sampled = guard_with(Replay(limit=0.1))
+    move(sampled, -0.32)
+    assert sampled.after_update(None)["guard_reverts"] == 1 and now(sampled) == 0.0
+
+
+def test_small_losses_do_not_add_up() -> None:
+    guard = guard_with(Replay(limit=0.0), tolerance=0.015, serves_best=True)
+    move(guard, -0.01)
+    guard.after_update(None)
+    assert served(guard) == pytest.approx(-0.01)  # at the price of 1 % in first tokens
+    move(guard, -0.02)
+    guard.after_update(None)
+    assert served(guard) == pytest.approx(-0.015, abs=1e-6)  # half of the step: no more than 1.5 % since it was loaded
+
+
+def test_who_serves_decides_greedily_and_what_learns_does_not() -> None:
+    guard = guard_with(Replay(), serves_best=True)
+    agent = guard.agent
+    table = agent.features
+    rng = np.random.default_rng(3)
+    replicas = rng.random((4, table.num_replica_features), dtype=np.float32)
+    seen = Observation(replicas, rng.random(table.num_request_features, dtype=np.float32))
+    prior = np.array([-1.0, -0.5, -0.1, -0.2], np.float32)
+    before = agent.decide(seen, prior)
+    agent.settle(0.0, np.zeros(4))
+    with torch.no_grad():
+        for weights in agent.ppo.network.parameters():
+            weights.add_(torch.randn_like(weights))
+    for _ in range(20):  # sampled, another replica would come up
+        assert agent.decide(seen, prior) == before
+        agent.settle(0.0, np.zeros(4))
+    agent.serve(agent.ppo.network.state_dict())
+    logits = agent.ppo.network.logits(
+        agent.ppo.network.encode(torch.from_numpy(seen.replicas)[None], torch.from_numpy(seen.request)[None]),
+        torch.from_numpy(prior)[None],
+    )
+    assert agent.decide(seen, prior) == int(logits.argmax())
+
+
+def test_who_serves_is_part_of_the_state() -> None:
+    guard = guard_with(Replay(), serves_best=True)
+    move(guard, -0.2)
+    guard.after_update(None)
+    again = guard_with(Replay(), serves_best=True)
+    move(again, -0.05)  # where learning had got to
+    again.load_state_dict(guard.state_dict())
+    assert served(again) == pytest.approx(-0.2) and now(again) == pytest.approx(-0.05)
+    assert float(again.loaded["actor_head.bias"][0]) == 0.0

@@ -178,6 +178,7 @@ CHANGES: dict[str, Change] = {
     "save_checkpoint": change("{own}/elsewhere", "files"),
     "guard_interval": change(6, "guard_change", context="from a policy"),
     "guard_requests": change(64, "guard_change", context="from a policy"),
+    "guard_serves_best": change(False, "action_replica_0", context="from a policy"),
     "guard_tolerance": change(10.0, "guard_reverts", context="from a policy"),
     "checkpoint_interval": change(2, "files"),
     "metrics_dir": change("{own}/elsewhere", "files"),

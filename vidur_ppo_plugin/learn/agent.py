@@ -1,5 +1,6 @@
 """The agent: observe, decide, learn. Knows neither Vidur nor vLLM; whoever runs it brings snapshots and rewards."""
 
+import copy
 import math
 import random
 from bisect import bisect
@@ -74,6 +75,8 @@ class Agent:
         self._rng = random.Random(seed)
         self._buffer = RolloutBuffer(parameters.rollout_len)
         self._actor = self._make_actor()
+        #: Whether `serve` has set who decides: then the network only learns.
+        self.serves = False
         self.num_decisions = 0
         self._actions: Counter[int] = Counter()
         self._epsilon = 0.0
@@ -82,6 +85,11 @@ class Agent:
     def _make_actor(self) -> NumpyActor | None:
         """The fast twin; None where the network has attention, which acts in torch."""
         return None if self.ppo.network.shape.attention_heads else fast_actor(self.ppo.network)
+
+    @property
+    def actor(self) -> NumpyActor | None:
+        """What decides; None where the network has attention."""
+        return self._actor
 
     @property
     def awaits_reward(self) -> bool:
@@ -120,12 +128,11 @@ class Agent:
     def decide(
         self, observation: Observation, prior_logits: Float32Array, chosen: NDArray[np.intp] | None = None
     ) -> int:
-        """The replica for the observed request: sampled while learning, greedy in inference."""
+        """The replica for the observed request: sampled while learning, greedy in inference and with `serve`."""
         logits = self._logits(observation, prior_logits)
-        if self.parameters.inference_only:
-            action = greedy.best(logits, self._rng)
-        else:
-            action = self._sample(logits)
+        is_greedy = self.parameters.inference_only or self.serves
+        action = greedy.best(logits, self._rng) if is_greedy else self._sample(logits)
+        if not self.parameters.inference_only:
             self._buffer.add(
                 Decision(
                     observation=observation,
@@ -197,7 +204,8 @@ class Agent:
         """The same by an update of `ppo` that only needs its coefficients; `rewards`: of all its decisions."""
         coefficients = self._coefficients()
         metrics = update(coefficients)
-        self._actor = self._make_actor()
+        if not self.serves:
+            self._actor = self._make_actor()
         metrics |= {
             "reward_mean": float(rewards.mean()),
             "reward_std": float(rewards.std()),
@@ -296,11 +304,24 @@ class Agent:
         self._actor = self._make_actor()
         self.start_run()
 
+    def serve(self, network: dict[str, Any]) -> None:
+        """Decide greedily with these weights from now on, whatever the network learns beside it.
+
+        Learning needs what every action is worth then (`expected_gradient`): the policy that learns does not act.
+        """
+        if self._actor is None:
+            raise ValueError("a network with attention cannot serve and learn at once")
+        serving = copy.deepcopy(self.ppo.network)
+        serving.load_state_dict(network)
+        self._actor = fast_actor(serving)
+        self.serves = True
+
     def restore_policy(self, network: dict[str, Any]) -> None:
         """Go back to earlier weights between two rollouts; the optimiser forgets where it was going."""
         self.ppo.network.load_state_dict(network)
         self.ppo.reset_optimizer()
-        self._actor = self._make_actor()
+        if not self.serves:
+            self._actor = self._make_actor()
 
     def start_run(self) -> None:
         """A new simulation begins: trends start anew, decisions without a reward are dropped."""

@@ -155,9 +155,19 @@ class PPOModularScheduler(BaseGlobalScheduler):
             interval=flags.guard_interval,
             tolerance=flags.guard_tolerance,
             tail_preference=flags.tail_preference,
+            serves_best=self._can_serve_best(),
         )
+        if self._guard.serves_best:
+            logger.info("ppo_modular: the best weights so far decide, and give way to what trials prove better")
         if state:
             self._guard.load_state_dict(state)
+
+    def _can_serve_best(self) -> bool:
+        """Whether the policy that learns need not act: each action has its credit, and a trial can be held."""
+        flags, ppo = self._flags, self.agent.ppo
+        if self._recent is None or flags.reward_mode != "marginal_delay" or ppo.network.shape.attention_heads:
+            return False
+        return flags.guard_serves_best and ppo.parameters.expected_gradient
 
     def _activity(self) -> str:
         if self._flags.demonstrate_with:
@@ -185,6 +195,12 @@ class PPOModularScheduler(BaseGlobalScheduler):
             wandb_run=open_run(),
             tensorboard_dir=directory / "tensorboard" if self._flags.enable_tensorboard else None,
         )
+
+    def serving_weights(self) -> dict[str, Any]:
+        """A copy of the weights that decide."""
+        if self._guard is not None:
+            return dict(self._guard.serving)
+        return {name: tensor.clone() for name, tensor in self.agent.ppo.network.state_dict().items()}
 
     @property
     def _load_factor(self) -> float:

@@ -1,6 +1,8 @@
 """The latest requests of a simulation, played again in a twin: what another policy would have made of them.
 
-It knows true output lengths, so it serves to judge policies, never to decide.
+Once as they came, and in other orders at the same moments: one run of a busy cluster says little, since whoever happens
+to come at a bad time weighs on everybody after it. It knows true output lengths, so it serves to judge policies, never
+to decide.
 """
 
 import dataclasses
@@ -10,15 +12,26 @@ from typing import Any
 import numpy as np
 
 from vidur_ppo_plugin.config import PPOModularFlags, visibility
+from vidur_ppo_plugin.learn.agent import Agent
 from vidur_ppo_plugin.learn.build import build_agent
+from vidur_ppo_plugin.learn.features import build_features
+from vidur_ppo_plugin.learn.guard import Outcome
+from vidur_ppo_plugin.policy.compiled_actor import CompiledActor
 from vidur_ppo_plugin.routing.delay_model import DelayModel
-from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, FloatArray, RequestInfo
+from vidur_ppo_plugin.routing.prior import Prior
+from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
+from vidur_ppo_plugin.routing.visibility import parse_drains
+from vidur_ppo_plugin.twin.acting import ActingTwin
 from vidur_ppo_plugin.twin.config import TwinConfig
 from vidur_ppo_plugin.twin.play import play
 from vidur_ppo_plugin.workload.requests import Requests
 
 # A trial of fewer requests says nothing.
 FEWEST_REQUESTS = 64
+# As they came, and shuffled. More are surer and slower.
+_NUM_ORDERS = 8
+_SEED = 0
+_STEPS = 512
 
 
 class RecentRequests:
@@ -37,23 +50,56 @@ class RecentRequests:
         """A request has arrived."""
         self._requests.append((request.arrived_at, request.num_prefill_tokens, request.num_decode_tokens))
 
-    def __call__(self, network: dict[str, Any]) -> FloatArray | None:
-        """Latencies of the requests, in order of arrival, routed greedily by a network; None if they are too few."""
+    def __call__(self, network: dict[str, Any]) -> list[Outcome] | None:
+        """What happens to the requests, in each order, if a network routes them greedily; None if they are too few."""
         if len(self._requests) < FEWEST_REQUESTS:
             return None
-        arrived_at_s, prompt_tokens, decode_tokens = (np.array(column) for column in zip(*self._requests, strict=True))
-        size = self._config.num_replicas
-        agent = build_agent(self._flags, num_replicas=size, delay_model=self._delay_model)
+        arrived_at_s, *lengths = (np.array(column) for column in zip(*self._requests, strict=True))
+        rng = np.random.default_rng(_SEED)  # the same orders for every network
+        orders = [np.arange(len(arrived_at_s)), *(rng.permutation(len(arrived_at_s)) for _ in range(_NUM_ORDERS - 1))]
+        replays = [Requests(arrived_at_s, *(column[order] for column in lengths)) for order in orders]
+        agent = build_agent(self._flags, num_replicas=self._config.num_replicas, delay_model=self._delay_model)
         agent.load_policy(network)
-        seen = visibility(self._flags, size)
+        actor, is_sampled = agent.actor, 0 < self._flags.max_candidates < self._config.num_replicas
+        if isinstance(actor, CompiledActor) and not is_sampled:
+            return self._play_compiled(actor, replays, rng)
+        return [self._play(agent, requests) for requests in replays]
+
+    def _play_compiled(self, actor: CompiledActor, replays: list[Requests], rng: np.random.Generator) -> list[Outcome]:
+        """All replays at once."""
+        flags, size = self._flags, len(replays[0])
+        twin = ActingTwin(
+            self._config,
+            replays,
+            prior=Prior(flags.prior, weight=flags.prior_weight, delay_model=self._delay_model),
+            features=build_features(flags),
+            tail_preferences=[flags.tail_preference] * len(replays),
+            report_delay_s=flags.report_delay_s,
+            drains=[parse_drains(flags.drained, self._config.num_replicas)] * len(replays),
+        )
+        for first in range(0, size, _STEPS):  # in parts, to keep what is noted of each decision small
+            steps = min(_STEPS, size - first)
+            twin.play(actor, steps, uniforms=rng.random((len(replays), steps, 2)))
+        twin.drain()
+        clusters, done = twin.completions()
+        outcomes = []
+        for cluster in range(len(replays)):
+            mine = np.flatnonzero(clusters == cluster)
+            mine = mine[np.argsort(done.index[mine])]
+            times = done.completed_at_s[mine], done.first_token_at_s[mine]
+            outcomes.append(Outcome(*(at_s - replays[cluster].arrived_at_s for at_s in times)))
+        return outcomes
+
+    def _play(self, agent: Agent, requests: Requests) -> Outcome:
+        """Decision by decision, for policies that the compiled pass does not cover."""
+        agent.start_run()
+        seen = visibility(self._flags, self._config.num_replicas)
 
         def decide(snapshot: ClusterSnapshot, request: RequestInfo) -> int:
             replica = agent.decide(*agent.observe(seen.view(snapshot), request))
             seen.on_dispatch(replica, request.prompt_tokens)
             return replica
 
-        requests = Requests(arrived_at_s, prompt_tokens, decode_tokens)
-        slots = self._flags.max_queue_requests_per_replica
-        done = play(self._config, requests, decide, num_waiting_slots=slots)
-        latencies: FloatArray = done.completed_at_s - arrived_at_s
-        return latencies
+        done = play(self._config, requests, decide, num_waiting_slots=self._flags.max_queue_requests_per_replica)
+        times = done.completed_at_s, done.first_token_at_s
+        return Outcome(*(at_s - requests.arrived_at_s for at_s in times))
