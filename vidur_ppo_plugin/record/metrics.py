@@ -97,8 +97,8 @@ _LEARNING = _table(
     ("gain_over_loaded", "fraction", "The same against the choice of the policy that learning was begun from "
      "(`load_checkpoint pretrained`)."),
     ("guard_change", "fraction", "The latest requests replayed with what was learned (or the part of it that serves "
-     "from then on), against the best so far: mean latency and the slowest 5 % of latencies and first tokens, weighed by "
-     "`tail_preference`. Above 0 is worse. Empty between trials."),
+     "from then on), against the best so far: mean latency, and the slowest 5 % of latencies and of first tokens, "
+     "weighed by `tail_preference`. Above 0 is worse. Empty between trials."),
     ("guard_reverts", "count", "How often what was learned was given up for the best so far."),
     ("grad_norm", "norm", "Gradient norm before clipping to `max_grad_norm`, mean over the minibatches."),
     ("kl_coef", "coefficient", "Weight of the KL penalty; adapted so that approx_kl stays near `target_kl`."),
