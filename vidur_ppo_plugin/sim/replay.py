@@ -30,7 +30,9 @@ from vidur_ppo_plugin.workload.requests import Requests
 FEWEST_REQUESTS = 64
 # As they came, and shuffled. More are surer and slower.
 _NUM_ORDERS = 8
+# Of the orders and of ties.
 _SEED = 0
+# Decisions that are made in one compiled call: what is noted of each takes memory.
 _STEPS = 512
 
 
@@ -77,7 +79,7 @@ class RecentRequests:
             report_delay_s=flags.report_delay_s,
             drains=[parse_drains(flags.drained, self._config.num_replicas)] * len(replays),
         )
-        for first in range(0, size, _STEPS):  # in parts, to keep what is noted of each decision small
+        for first in range(0, size, _STEPS):
             steps = min(_STEPS, size - first)
             twin.play(actor, steps, uniforms=rng.random((len(replays), steps, 2)))
         twin.drain()
