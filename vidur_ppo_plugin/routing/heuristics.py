@@ -9,9 +9,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from . import compiled
 from .delay_model import DelayModel
 from .slowness import weigh_by_slowness
 from .snapshot import CONTEXT_WEIGHT, REQUEST_WEIGHT, ClusterSnapshot, FloatArray, RequestInfo
+
+_KERNEL = "vidur_ppo_plugin.routing.prior_kernel"
 
 
 def least_outstanding(snapshot: ClusterSnapshot) -> FloatArray:
@@ -60,7 +63,11 @@ def least_tokens(
 def least_work(snapshot: ClusterSnapshot) -> FloatArray:
     """The score of `least_tokens`, times how slow a replica has been lately by the time between its tokens."""
     work = snapshot.token_load.copy()
-    weigh_by_slowness(snapshot.token_time_s.tolist(), snapshot.completion_rate_per_s.tolist(), work)
+    weigh = compiled.load(_KERNEL, "weigh")
+    if weigh is not None:
+        weigh(snapshot.token_time_s, snapshot.completion_rate_per_s, work)
+    else:
+        weigh_by_slowness(snapshot.token_time_s.tolist(), snapshot.completion_rate_per_s.tolist(), work)
     return work
 
 

@@ -5,11 +5,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from . import heuristics
+from . import compiled, heuristics
 from .delay_model import DelayModel
 from .features import Float32Array
 from .snapshot import ClusterSnapshot, FloatArray, RequestInfo
 
+_KERNEL = "vidur_ppo_plugin.routing.prior_kernel"
 # What makes a difference between two replicas, in the unit of the heuristic: a prior of weight 1 prefers the better of
 # two that differ by this much with odds of e to 1.
 _UNITS = {
@@ -66,6 +67,11 @@ class Prior:
         """Zero for the best replica, negative for the others; the order is the heuristic's."""
         logits = np.minimum.reduce(cost) - cost
         if self.name in (LOG_LEAST_TOKENS, LOG_LEAST_WORK):
+            log_logits = compiled.load(_KERNEL, "log_logits")
+            if log_logits is not None:
+                found = np.empty(len(logits), np.float32)
+                log_logits(logits, float(self._weight), float(self._unit), found)
+                return found
             # One by one, as the kernel does: numpy's own logarithm may differ in the last bit.
             behind = [-self._weight * math.log1p(-value / self._unit) for value in logits.tolist()]
             return np.array(behind, np.float32)

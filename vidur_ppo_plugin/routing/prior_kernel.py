@@ -19,6 +19,20 @@ _TOKEN_TIME, _RATE = ROW["token_time_s"], ROW["completion_rate_per_s"]
 _weigh_by_slowness = compiled(weigh_by_slowness)
 
 
+def _weigh(token_time_s: Any, completion_rate_per_s: Any, costs: Any) -> None:
+    _weigh_by_slowness(token_time_s, completion_rate_per_s, costs)
+
+
+def _log_logits(behind: Any, weight: float, unit: float, logits: Any) -> None:
+    for i in range(len(behind)):
+        logits[i] = -weight * math.log1p(-behind[i] / unit)
+
+
+#: For decisions that are made one by one: `slowness.weigh_by_slowness`, and logits of `Prior` on a logarithmic scale.
+weigh = compiled(_weigh, keep=True)
+log_logits = compiled(_log_logits, keep=True)
+
+
 @compiled
 def prior_logits(
     values: Any, expected_decode_tokens: float, kv_block_size: int, prompt_tokens: int, prior: Any, logits: Any
