@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidur_ppo_plugin.routing import heuristics
+from vidur_ppo_plugin.routing import compiled, heuristics
+from vidur_ppo_plugin.routing.delay_model import DelayModel
+from vidur_ppo_plugin.routing.prior import Prior
 from vidur_ppo_plugin.routing.slowness import weigh_by_slowness
 from vidur_ppo_plugin.routing.snapshot import ROW, ROWS, ClusterSnapshot
 
@@ -76,3 +78,20 @@ def test_least_work_prefers_the_faster_of_two_alike() -> None:
     fast = math.exp(-0.6 * 0.5)
     assert heuristics.least_work(seen).tolist() == pytest.approx([1000 * fast, 1000, 900])
     assert seen.token_load.tolist() == [1000, 1000, 900]  # others use it too
+
+
+@given(TIMES, st.integers(0, 2**32 - 1))
+def test_with_and_without_numba_it_is_the_same_to_the_last_bit(token_times_s: list[float], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values = np.zeros((len(ROWS), len(token_times_s)))
+    values[ROW["prefill_tokens"]] = rng.integers(0, 30_000, len(token_times_s))
+    values[ROW["token_time_s"]] = token_times_s
+    values[ROW["completion_rate_per_s"]] = rng.exponential(size=len(token_times_s))
+    seen = ClusterSnapshot(1.0, values, kv_block_size=16, expected_decode_tokens=100.0)
+    prior = Prior("log_least_work", weight=1.7, delay_model=DelayModel(1e-4, 1e-3, 1e-7))
+    assert compiled.load("vidur_ppo_plugin.routing.prior_kernel", "weigh") is not None
+    with_numba = prior.logits(heuristics.least_work(seen))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "load", lambda module, name: None)
+        without = prior.logits(heuristics.least_work(seen))
+    np.testing.assert_array_equal(with_numba, without)
