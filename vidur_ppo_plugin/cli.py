@@ -155,7 +155,7 @@ class Compare:
     # Names of files in configs/scenarios, comma-separated; all but replay unless given.
     scenarios: str = ""
     # The scheduler that the others are compared with.
-    reference: str = "round_robin"
+    reference: str = ""
     # A trace for the scenario replay: CSV with arrival times, prompt and output tokens.
     trace: Optional[str] = None  # noqa: UP045
     # Number of seeds: each has its own requests.
