@@ -19,8 +19,7 @@ from policy_runs import METRICS, MOST_WORSE, PRIOR, change, is_not_inferior, tex
 from vidur_ppo_plugin import _autoload
 from vidur_ppo_plugin.compare.schedulers import SchedulerError, parse_schedulers
 from vidur_ppo_plugin.compare.seeds import TUNING
-from vidur_ppo_plugin.envs.settings import find_scenario
-from vidur_ppo_plugin.scenario import REPLAY, ScenarioError, scenario_names
+from vidur_ppo_plugin.scenario import REPLAY, ScenarioError, find_scenario, scenario_names
 
 #: Scenario -> metric -> change and interval.
 Changes = dict[str, dict[str, dict[str, float]]]

@@ -26,12 +26,11 @@ from policy_runs import METRICS, PRIOR, Rows, change, text_of
 from vidur_ppo_plugin import _autoload, pretrained
 from vidur_ppo_plugin.compare.schedulers import parse_schedulers
 from vidur_ppo_plugin.compare.seeds import COMPARISON
-from vidur_ppo_plugin.envs.settings import find_scenario
 from vidur_ppo_plugin.policy.compiled_actor import CompiledActor
 from vidur_ppo_plugin.policy.exported import ExportedPolicy
 from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
 from vidur_ppo_plugin.routing.prior import Prior
-from vidur_ppo_plugin.scenario import Scenario
+from vidur_ppo_plugin.scenario import Scenario, find_scenario
 from vidur_ppo_plugin.train.clusters import Cluster, build_clusters
 from vidur_ppo_plugin.twin.acting import ActingTwin
 from vidur_ppo_plugin.twin.look_ahead import look_ahead

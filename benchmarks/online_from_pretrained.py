@@ -27,9 +27,9 @@ from vidur_ppo_plugin import _autoload, checkpoint
 from vidur_ppo_plugin.compare.engines import cell_flags, quietly, run_cell
 from vidur_ppo_plugin.compare.schedulers import SchedulerSpec, parse_schedulers
 from vidur_ppo_plugin.compare.seeds import COMPARISON
-from vidur_ppo_plugin.envs.settings import changed, find_scenario
+from vidur_ppo_plugin.envs.settings import changed
 from vidur_ppo_plugin.routing.preference import BALANCED
-from vidur_ppo_plugin.scenario import Scenario
+from vidur_ppo_plugin.scenario import Scenario, find_scenario
 
 # The guard and the learning rate were chosen with the training seed 7 and on the first eight seeds of comparisons and
 # eight from the hundredth on.

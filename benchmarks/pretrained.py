@@ -22,9 +22,9 @@ from policy_runs import BEATS, METRICS, PRIOR, VIDURS, beats, change, is_not_inf
 from vidur_ppo_plugin import _autoload
 from vidur_ppo_plugin.compare.schedulers import parse_schedulers
 from vidur_ppo_plugin.compare.seeds import COMPARISON
-from vidur_ppo_plugin.envs.settings import changed, find_scenario
+from vidur_ppo_plugin.envs.settings import changed
 from vidur_ppo_plugin.routing.preference import BALANCED
-from vidur_ppo_plugin.scenario import Scenario
+from vidur_ppo_plugin.scenario import Scenario, find_scenario
 
 #: Metric -> change and its interval.
 Changes = dict[str, dict[str, float]]

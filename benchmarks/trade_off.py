@@ -28,9 +28,8 @@ from vidur_ppo_plugin.compare.capacity import find_capacity
 from vidur_ppo_plugin.compare.schedulers import TUNED, SchedulerSpec, parse_schedulers
 from vidur_ppo_plugin.compare.seeds import CAPACITY, COMPARISON, TUNING
 from vidur_ppo_plugin.compare.tuning import thresholds
-from vidur_ppo_plugin.envs.settings import find_scenario
 from vidur_ppo_plugin.routing.preference import BALANCED
-from vidur_ppo_plugin.scenario import Scenario, TraceWindows
+from vidur_ppo_plugin.scenario import Scenario, TraceWindows, find_scenario
 from vidur_ppo_plugin.workload.trace import read_trace
 
 REFERENCE = "least_tokens"

@@ -36,8 +36,8 @@ import numpy as np
 from vidur_ppo_plugin import _autoload
 from vidur_ppo_plugin.compare.engines import run_cell
 from vidur_ppo_plugin.compare.schedulers import SchedulerSpec
-from vidur_ppo_plugin.envs.settings import find_scenario
 from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
+from vidur_ppo_plugin.scenario import find_scenario
 from vidur_ppo_plugin.train.clusters import Cluster, build_clusters
 from vidur_ppo_plugin.train.config import TrainConfig, load_config
 from vidur_ppo_plugin.train.engines import InProcessEngine, LocalEngine

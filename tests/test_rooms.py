@@ -33,6 +33,7 @@ SAME_ROOM = {
     "doctor": "cli",
     "shipping": "cli",
     "__main__": "cli",
+    "command_parser": "cli",
     "flag": "config",
     "ppo_flags": "config",
     "workload_flags": "config",

@@ -5,11 +5,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from packaging_tools import ROOT
 
 from vidur_ppo_plugin.compare import capacity
 from vidur_ppo_plugin.compare.seeds import CAPACITY, COMPARISON, TUNING
-from vidur_ppo_plugin.scenario import REPLAY, ScenarioError, load_scenario, parse_scenario, scenario_names
+from vidur_ppo_plugin.scenario import (
+    REPLAY,
+    ScenarioError,
+    find_scenario,
+    load_scenario,
+    parse_scenario,
+    scenario_names,
+)
 
 NEEDED = {
     *("arxiv", "chat", "mixed", "mixed_long", "bursty", "heterogeneous", "vllm", "kv_tight"),
@@ -114,16 +122,54 @@ def test_a_scenario_that_is_right_is_read() -> None:
             {"drained": [{"replica": 4, "from_fraction": 0.1, "to_fraction": 0.2}]},
             "drained must name a replica below 4",
         ),
-        ({"capacity": {"qps": 1}}, "missing 3 required positional arguments"),
+        ({"capacity": {"qps": 1}}, "capacity.scheduler must be given"),
+        ({"capacity": 14.6}, "capacity must be a mapping, got 14.6"),
+        ({"capacity": GOOD["capacity"] | {"qps": "fast"}}, "capacity.qps must be a number, got 'fast'"),
+        ({"capacity": GOOD["capacity"] | {"qps": 0}}, "capacity.qps must be finite and above 0 requests/s, got 0"),
+        ({"load": "high"}, "load must be a number, got 'high'"),
+        ({"num_requests": 1.5}, "num_requests must be a whole number, got 1.5"),
+        ({"num_requests": True}, "num_requests must be a whole number, got True"),
+        ({"why": 5}, "why must be a text, got 5"),
+        ({"cv": 0}, "cv must be finite and above 0, got 0"),
+        ({"max_tokens": 1}, "max_tokens must be at least 2"),
+        ({"flags": ["x"]}, r"flags must be a mapping of flags .* got \['x'\]"),
+        (
+            {"flags": {"cluster_config_num_replicas": "four"}},
+            "flags.cluster_config_num_replicas must be a whole",
+        ),
+        ({"slo": {"tbt": 1}}, r"unknown key 'slo.tbt' \(did you mean 'tbt_s'\?\)"),
+        ({"slo": {"tbt_s": -1.0}}, "slo must be of values of at least 0"),
+        ({"drained": {"replica": 1}}, "drained must be a list"),
+        ({"drained": [{"replica": 1}]}, r"drained\[0\].from_fraction must be given"),
     ],
 )
-def test_a_scenario_that_is_wrong_is_refused(changes: dict[str, Any], problem: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=problem):
+def test_a_scenario_that_is_wrong_is_refused(changes: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    """By its key; and if it is a file, by the file too."""
+    with pytest.raises(ValueError, match=problem):
         parse_scenario("mine", GOOD | changes)
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(GOOD | changes))
+    with pytest.raises(ScenarioError, match=rf"mine\.yaml: .*{problem}"):
+        find_scenario(path)
+
+
+def test_a_scenario_is_found_by_name_or_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(GOOD))
+    assert find_scenario(str(path)) == find_scenario(path) == parse_scenario("mine", GOOD)
+    assert find_scenario("chat") == load_scenario("chat") == find_scenario(load_scenario("chat"))
+    with pytest.raises(ScenarioError, match=r"none\.yml: cannot be read: "):
+        find_scenario(tmp_path / "none.yml")
+    path.write_text("why: [")
+    with pytest.raises(ScenarioError, match=r"mine\.yaml: is not YAML: "):
+        find_scenario(path)
+    path.write_text(yaml.safe_dump(GOOD | {"lengths": "trace(none.csv)"}))
+    with pytest.raises(ScenarioError, match=r"mine\.yaml: .*none\.csv"):
+        find_scenario(path)
 
 
 def test_missing_keys_and_names() -> None:
-    with pytest.raises(ValueError, match="missing 1 required keyword-only argument: 'load'"):
+    with pytest.raises(ValueError, match="load must be given"):
         parse_scenario("mine", {key: value for key, value in GOOD.items() if key != "load"})
     with pytest.raises(ScenarioError, match=r"unknown scenario 'mixed_lng' \(did you mean 'mixed_long'\?\); there are"):
         load_scenario("mixed_lng")

@@ -5,12 +5,13 @@ import sys
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import yaml
-from simple_parsing import ArgumentParser, DashVariant, field, subparsers
+from simple_parsing import field, subparsers
 
 from vidur_ppo_plugin import __version__, _autoload
+from vidur_ppo_plugin.command_parser import CommandParser
 from vidur_ppo_plugin.serve.command import Serve
 from vidur_ppo_plugin.serve.evaluating import EvaluateLog
 from vidur_ppo_plugin.serve.standin.command import StandInCommand
@@ -22,18 +23,22 @@ COMPARED_BY_DEFAULT = "round_robin,least_tokens"
 
 @dataclass
 class Run:
-    """Run Vidur with the flags of a YAML file: vidur-ppo run [CONFIG.yaml] [--any_vidur_flag value ...].
+    """Run one simulation of Vidur with the flags of a YAML file, and say what came of it.
 
-    Flags on the command line win over the file. Every key of the file is a flag of `python -m vidur.main`.
+        vidur-ppo run CONFIG.yaml --any_vidur_flag value
+
+    Every key of the file is a flag of `python -m vidur.main` (docs/flags.md has ours). Flags of the command line win
+    over the file.
     """
 
-    # The YAML file; without one, the embedded default runs (4 replicas, 3,000 requests, offline).
-    config: Optional[str] = field(default=None, positional=True, nargs="?", metavar="CONFIG.yaml")  # noqa: UP045
+    # The YAML file; without one, a built-in example runs: the policy that comes with the package on 4 replicas and
+    # 3,000 requests.
+    config: str | None = field(default=None, positional=True, nargs="?", metavar="CONFIG.yaml")
     # Show the equivalent `python -m vidur.main ...` command and do not run it.
     print: bool = field(default=False, action="store_true")
-    # Schedulers to run on the same requests, comma-separated, named as for compare; the embedded default has
-    # round_robin,least_tokens, every other run none.
-    compare: Optional[str] = field(default=None, metavar="A,B")  # noqa: UP045
+    # Other schedulers to run on the same requests, comma-separated, named as for `vidur-ppo compare`. Unless given,
+    # round_robin,least_tokens for the built-in example, and none for a file.
+    compare: str | None = field(default=None, metavar="A,B")
 
     def execute(self, overrides: list[str]) -> int:
         """Expand, show or run, and print the result."""
@@ -77,7 +82,10 @@ class Run:
 
 @dataclass
 class Doctor:
-    """Print versions, whether the plugin is loaded, what is missing; non-zero if the main job could not run."""
+    """Check the installation: versions, whether Vidur loads the plugin, what is missing.
+
+    The exit status is 0 if `vidur-ppo run` can work, 1 if it cannot.
+    """
 
     def execute(self, overrides: list[str]) -> int:
         """Check and report."""
@@ -88,13 +96,13 @@ class Doctor:
 
 @dataclass
 class Dashboard:
-    """A saved W&B view of our metrics: shows what it would contain, offline, or saves it."""
+    """Describe a Weights & Biases view of the training metrics, or save it there (--save)."""
 
     # The W&B project that the runs are in.
     project: str
-    # The W&B user or team; with --save, yours unless given.
+    # The W&B user or team; with --save, your default one unless given.
     entity: str = ""
-    # Replicas of the runs: each has a curve of its share.
+    # Number of replicas in the runs: the view has a curve of each one's share.
     replicas: int = 4
     # Save the view in W&B and print its address; needs a login and wandb-workspaces.
     save: bool = field(default=False, action="store_true")
@@ -117,11 +125,12 @@ class Dashboard:
 
 @dataclass
 class Export:
-    """Write the policy of a checkpoint as a numpy file that decides without torch: vidur-ppo export CHECKPOINT OUT."""
+    """Write the policy of a checkpoint as a numpy file, which decides without torch (for `vidur-ppo serve`)."""
 
-    # A checkpoint file, a directory of them (its newest `last`), DIRECTORY/best, or pretrained.
+    # A checkpoint file, a directory of them (its newest is taken), DIRECTORY/best, or pretrained: the policy that
+    # comes with the package.
     checkpoint: str = field(positional=True, metavar="CHECKPOINT")
-    # The file to write, .npz; one that is there is replaced.
+    # The file to write; one that is there is replaced.
     out: str = field(positional=True, metavar="OUT.npz")
 
     def execute(self, overrides: list[str]) -> int:
@@ -142,27 +151,34 @@ class Export:
 
 @dataclass
 class Compare:
-    """Compare schedulers fairly: the same requests for all, several seeds, intervals, a table, plots and a report.
+    """Compare schedulers on the same requests, over several seeds: tables, plots and a report.
 
-    vidur-ppo compare --schedulers round_robin,least_tokens,mine=ppo_modular:CHECKPOINT --scenarios chat,mixed --out DIR
-    Run it again to continue where it stopped. docs/compare.md explains every output.
+        vidur-ppo compare --schedulers lor,ppo_modular:pretrained --scenarios chat --out results
+
+    The same command again continues where it stopped. docs/compare.md explains every output.
     """
 
-    # The results directory; it may be continued with the same options.
-    out: str
-    # Names from the README's table, ppo_modular[:CHECKPOINT], oracle; LABEL=... gives another name. Comma-separated.
-    schedulers: str = "round_robin,lor,least_outstanding,least_tokens,shortest_delay,size_split"
-    # Names of files in configs/scenarios, comma-separated; all but replay unless given.
-    scenarios: str = ""
-    # The scheduler that the others are compared with.
-    reference: str = "round_robin"
-    # A trace for the scenario replay: CSV with arrival times, prompt and output tokens.
-    trace: Optional[str] = None  # noqa: UP045
-    # Number of seeds: each has its own requests.
+    # The directory for the results; one that the same command has begun is continued.
+    out: str = field(metavar="DIR")
+    # What to compare, comma-separated: names of schedulers (docs/compare.md lists them), ppo_modular:CHECKPOINT for
+    # a trained policy, ppo_modular:pretrained for the one that comes with the package. LABEL=NAME shows one as LABEL.
+    schedulers: str = field(
+        metavar="A,B",
+        default="round_robin,lor,least_outstanding,least_tokens,shortest_delay,size_split",
+    )
+    # Where, comma-separated: names that `vidur-ppo scenario` lists, or files of your own (docs/scenarios.md), such as
+    # mine.yaml. Unless given, all that come with the package but replay.
+    scenarios: str = field(default="", metavar="X,Y.yaml")
+    # The scheduler that the others are compared with. Unless given, round_robin if it is compared, else the first of
+    # --schedulers.
+    reference: str = field(default="", metavar="NAME")
+    # The trace of the scenario replay: a CSV file with arrival times, prompt and output tokens.
+    trace: str | None = field(default=None, metavar="FILE", nargs=None)
+    # Number of seeds; each has its own requests.
     seeds: int = 8
-    # Processes; 0 for one a core.
+    # Number of processes; 0 for one on each core.
     jobs: int = 0
-    # The simulator: the compiled twin, or Vidur itself; the results are the same.
+    # The simulator: Vidur's compiled twin, or Vidur itself, which is slower; the results are the same.
     engine: str = field(default="twin", choices=["twin", "vidur"])
     # One seed and short runs, for a first look.
     quick: bool = field(default=False, action="store_true")
@@ -182,11 +198,17 @@ class Compare:
 
 @dataclass
 class Capacity:
-    """Find the highest arrival rate that scenarios can serve for long: vidur-ppo capacity chat,mixed."""
+    """Find the highest arrival rate that the cluster of a scenario can serve for long.
 
-    # Names of files in configs/scenarios, comma-separated; all but replay unless given.
-    scenarios: str = field(default="", positional=True, nargs="?", metavar="SCENARIOS")
-    # Processes; 0 for one a core.
+        vidur-ppo capacity mine.yaml
+
+    It prints the line `capacity: ...` for the scenario's file, which load is relative to.
+    """
+
+    # Names that `vidur-ppo scenario` lists, or files of your own, comma-separated. Unless given, all that come with
+    # the package but replay.
+    scenarios: str = field(default="", positional=True, nargs="?", metavar="X,Y.yaml")
+    # Number of processes; 0 for one on each core.
     jobs: int = 0
 
     def execute(self, overrides: list[str]) -> int:
@@ -201,28 +223,32 @@ class Capacity:
 
 @dataclass
 class Train:
-    """Train a policy on many simulated clusters at once: vidur-ppo train CONFIG.yaml --out DIR.
+    """Train a policy on many simulated clusters at once.
 
-    Ctrl-C saves; --resume goes on. docs/training.md explains the file and the outputs.
+        vidur-ppo train configs/train/mixed_long.yaml --out runs/mixed_long
+
+    Ctrl-C saves and ends; --resume goes on. docs/training.md explains the file and the outputs.
     """
 
-    # What to train on, and how.
+    # The YAML file that says what to train on, and how.
     config: str = field(positional=True, metavar="CONFIG.yaml")
-    # Directory of metrics and checkpoints.
-    out: str = "training"
-    # Worker processes; 0 for one a core.
+    # The directory for metrics and checkpoints.
+    out: str = field(default="training", metavar="DIR")
+    # Number of worker processes; 0 for one on each core.
     workers: int = 0
-    # Processes of this machine, or actors of a Ray cluster.
+    # Where workers run: in processes of this machine, or on a Ray cluster.
     engine: str = field(default="local", choices=["local", "ray"])
-    # Address of a Ray cluster; a local one is started if empty.
+    # Address of the Ray cluster (--engine ray); unless given, one is started on this machine.
     address: str = ""
     # Go on where the run in --out stopped.
     resume: bool = field(default=False, action="store_true")
-    # A record of `vidur-ppo serve`: fine-tune the checkpoint of the file's start_from on it, and simulate nothing.
+    # Simulate nothing: fine-tune the checkpoint that start_from in the file names, on this record of
+    # `vidur-ppo serve --record`.
     finetune: str = field(default="", metavar="RECORD")
-    # Instead of those in the file.
-    decisions: Optional[int] = None  # noqa: UP045
-    seed: Optional[int] = None  # noqa: UP045
+    # Number of decisions to learn from, instead of `decisions` in the file.
+    decisions: int | None = field(default=None, metavar="N", nargs=None)
+    # Seed of everything that is drawn, instead of `seed` in the file.
+    seed: int | None = field(default=None, metavar="N", nargs=None)
 
     def execute(self, overrides: list[str]) -> int:
         """Check, train, report."""
@@ -257,11 +283,11 @@ class Train:
 
 @dataclass
 class Scenario:
-    """List the scenarios, or print the plain command of Vidur that simulates one: vidur-ppo scenario [NAME]."""
+    """List the scenarios, or print the plain command of Vidur that simulates one."""
 
-    # The scenario; without one, all are listed.
-    name: Optional[str] = field(default=None, positional=True, nargs="?", metavar="NAME")  # noqa: UP045
-    # The scheduler, as for compare.
+    # The scenario, or a file of your own such as mine.yaml; without one, all that come with the package are listed.
+    name: str | None = field(default=None, positional=True, nargs="?", metavar="NAME")
+    # The scheduler of the printed command, named as for `vidur-ppo compare`.
     scheduler: str = "least_tokens"
     # The seed of the requests; comparisons use 1000 and up.
     seed: int = 1000
@@ -278,7 +304,7 @@ class Scenario:
 
 @dataclass
 class PretrainedList:
-    """Print the policies that come with the package: size, hash, how they were trained, what was measured."""
+    """Print which policies come with the package: size, hash, how they were trained, what was measured."""
 
     def execute(self, overrides: list[str]) -> int:
         """Verify and print."""
@@ -292,26 +318,26 @@ class PretrainedList:
 
 @dataclass
 class PretrainedMake:
-    """Train a policy (or take the run that is finished) and write its files: a checkpoint, a numpy file, metadata."""
+    """Train a policy and write the files that ship it: a checkpoint, a numpy file and metadata."""
 
-    # What to train on, and how, as for train.
+    # The YAML file that says what to train on, and how, as for `vidur-ppo train`.
     config: str = field(positional=True, metavar="CONFIG.yaml")
-    # Directory of the training run; one that was interrupted goes on, one that is finished is used as it is.
-    run: str = "training/pretrained"
-    # Directory to write NAME.ckpt, NAME.npz and NAME.json into.
-    out: str = ""
+    # The directory of the training run; one that was interrupted goes on, one that is finished is used as it is.
+    run: str = field(default="training/pretrained", metavar="DIR")
+    # The directory to write NAME.ckpt, NAME.npz and NAME.json into; give this or --into-package.
+    out: str = field(default="", metavar="DIR")
     # Write them into the package itself, where `pretrained` is found.
     into_package: bool = field(default=False, action="store_true", alias="--into-package")
     # The policy's name.
-    name: str = "pretrained"
-    # Which checkpoint of the run: the best evaluation, or the last.
+    name: str = field(default="pretrained", metavar="NAME")
+    # Which checkpoint of the run to take: that of the best evaluation, or the last.
     checkpoint: str = field(default="best", choices=["best", "last"])
-    # A results directory of compare with this very policy: its figures go into the metadata.
-    measured: str = ""
-    # Worker processes of the training; 0 for one a core.
+    # A results directory of `vidur-ppo compare` with this very policy, whose figures go into the metadata.
+    measured: str = field(default="", metavar="DIR")
+    # Number of worker processes of the training; 0 for one on each core.
     workers: int = 0
-    # Instead of the one in the file.
-    seed: Optional[int] = None  # noqa: UP045
+    # Seed of everything that is drawn, instead of `seed` in the file.
+    seed: int | None = field(default=None, metavar="N", nargs=None)
 
     def execute(self, overrides: list[str]) -> int:
         """Train, write, report."""
@@ -339,7 +365,7 @@ class PretrainedMake:
 
 @dataclass
 class Pretrained:
-    """The policies that come with the package: vidur-ppo pretrained list | make CONFIG.yaml."""
+    """List the policies that come with the package, or make one."""
 
     command: Any = subparsers({"list": PretrainedList, "make": PretrainedMake})
 
@@ -350,7 +376,10 @@ class Pretrained:
 
 @dataclass
 class Commands:
-    """A PPO-trained global scheduler, honest baselines and an offline predictor for Vidur."""
+    """Route LLM requests with a policy trained by PPO: simulate it in Vidur, compare it, train it, serve with it.
+
+    Start with `vidur-ppo doctor`, then `vidur-ppo run`. `vidur-ppo COMMAND --help` explains a command.
+    """
 
     command: Any = subparsers(
         {
@@ -415,17 +444,10 @@ def fail(message: str) -> int:
     return 2
 
 
-class _Parser(ArgumentParser):
-    """Options are `--like-this`, those of commands too: their parsers are of this class and get no arguments."""
-
-    def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **{**options, "add_option_string_dash_variants": DashVariant.DASH})
-
-
 def main(arguments: list[str] | None = None) -> int:
     """The `vidur-ppo` command; returns its exit status."""
     own, overrides = split_arguments(list(sys.argv[1:] if arguments is None else arguments))
-    parser = _Parser(prog="vidur-ppo", description=Commands.__doc__)
+    parser = CommandParser(prog="vidur-ppo", description=Commands.__doc__)
     parser.add_argument("--version", action="version", version=f"vidur-ppo-plugin {__version__}")
     parser.add_arguments(Commands, dest="options")
     return int(parser.parse_args(own).options.command.execute(overrides))

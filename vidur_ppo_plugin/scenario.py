@@ -5,6 +5,8 @@ package. `docs/scenarios.md` explains every key.
 """
 
 import dataclasses
+import math
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,10 +22,11 @@ from vidur_ppo_plugin.workload.slo import SLO
 from vidur_ppo_plugin.workload.synthetic import draw_requests
 from vidur_ppo_plugin.workload.trace import read_trace
 
+_NUM_REPLICAS = "cluster_config_num_replicas"
 #: What all scenarios share; a scenario's `flags` come on top.
 BASE_FLAGS: dict[str, Any] = {
     "execution_time_predictor_config_type": "roofline",
-    "cluster_config_num_replicas": 4,
+    _NUM_REPLICAS: 4,
     "replica_config_model_name": "meta-llama/Llama-3-8B",
     "replica_config_device": "a100",
     "replica_config_network_device": "a100_dgx",
@@ -94,7 +97,7 @@ class Scenario:
     @property
     def num_replicas(self) -> int:
         """Number of replicas."""
-        return int({**BASE_FLAGS, **self.flags}["cluster_config_num_replicas"])
+        return int({**BASE_FLAGS, **self.flags}[_NUM_REPLICAS])
 
     @property
     def qps(self) -> float:
@@ -171,55 +174,116 @@ def scenario_names() -> list[str]:
     return names
 
 
+def find_scenario(scenario: str | Path | Scenario) -> Scenario:
+    """A scenario by its name, from a YAML file of the user (a path that ends in .yaml or .yml), or as it is."""
+    if isinstance(scenario, Scenario):
+        return scenario
+    return _read(Path(scenario)) if is_scenario_file(scenario) else load_scenario(str(scenario))
+
+
+def is_scenario_file(scenario: str | Path) -> bool:
+    """Whether a text means a file, and not the name of a built-in scenario."""
+    return Path(scenario).suffix in (".yaml", ".yml")
+
+
 def load_scenario(name: str) -> Scenario:
     """A scenario by its name; ScenarioError suggests the nearest if there is none of that name."""
     names = scenario_names()
     if name not in names:
-        raise ScenarioError(f"unknown scenario {name!r}{suggestion(name, names)}; there are {', '.join(names)}")
-    path = scenario_directory() / f"{name}.yaml"
+        raise ScenarioError(
+            f"unknown scenario {name!r}{suggestion(name, names)}; there are {', '.join(names)}, or give a FILE.yaml"
+        )
+    return _read(scenario_directory() / f"{name}.yaml")
+
+
+def _read(path: Path) -> Scenario:
     try:
-        return parse_scenario(name, yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError, yaml.YAMLError) as error:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScenarioError(f"{path}: cannot be read: {error}") from error
+    try:
+        return parse_scenario(path.stem, yaml.safe_load(text))
+    except yaml.YAMLError as error:
+        raise ScenarioError(f"{path}: is not YAML: {error}") from error
+    except (OSError, ValueError) as error:  # OSError: the file that `lengths` draws from
         raise ScenarioError(f"{path}: {error}") from error
 
 
 def parse_scenario(name: str, data: Any) -> Scenario:
     """A scenario from the content of its file; ValueError names the key that is wrong."""
-    if not isinstance(data, dict):
-        raise ValueError(f"must be a mapping, got {type(data).__name__}")
-    known = [item.name for item in dataclasses.fields(Scenario) if item.name not in ("name", "trace")]
-    for key in data:
-        if key not in known:
-            raise ValueError(f"unknown key {key!r}{suggestion(str(key), known)}; there are {', '.join(known)}")
-    values = dict(data)
+    values = _checked(Scenario, data, "", without=("name", "trace"))
     parts: dict[str, Any] = {"slo": SLO, "capacity": Capacity}
     for key, kind in parts.items():
         if key in values:
-            values[key] = kind(**values[key])
-    values["drained"] = tuple(Drained(**item) for item in values.get("drained", ()))
-    try:
-        scenario = Scenario(name=name, **values)
-    except TypeError as error:
-        raise ValueError(str(error).replace("Scenario.__init__() ", "")) from error
+            values[key] = kind(**_checked(kind, values[key], key))
+    drained = values.get("drained", [])
+    if not isinstance(drained, list):
+        raise ValueError(f"drained must be a list, got {drained!r}")
+    values["drained"] = tuple(
+        Drained(**_checked(Drained, item, f"drained[{index}]")) for index, item in enumerate(drained)
+    )
+    scenario = Scenario(name=name, **values)
     _check(scenario)
     return scenario
 
 
+_KINDS: dict[Any, tuple[tuple[type, ...], str]] = {
+    str: ((str,), "a text"),
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+}
+
+
+def _checked(kind: type, data: Any, where: str, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    """The values of a mapping that the dataclass `kind` has; ValueError names the key that it cannot have or lacks."""
+    if not isinstance(data, dict):
+        raise ValueError(f"{where or 'a scenario'} must be a mapping, got {data!r}")
+    prefix, hints = f"{where}." if where else "", typing.get_type_hints(kind)
+    known = {item.name: item for item in dataclasses.fields(kind) if item.name not in without}
+    for key, value in data.items():
+        if key not in known:
+            name = f"{prefix}{key}"
+            raise ValueError(f"unknown key {name!r}{suggestion(str(key), known)}; there are {', '.join(known)}")
+        types, right = _KINDS.get(hints[key], ((), ""))
+        if types and type(value) not in types:
+            raise ValueError(f"{prefix}{key} must be {right}, got {value!r}")
+    for key, item in known.items():
+        has_default = item.default is not dataclasses.MISSING or item.default_factory is not dataclasses.MISSING
+        if key not in data and not has_default:
+            raise ValueError(f"{prefix}{key} must be given")
+    return dict(data)
+
+
 def _check(scenario: Scenario) -> None:
+    size = scenario.flags.get(_NUM_REPLICAS, 1) if isinstance(scenario.flags, dict) else 1
     rules = {
-        "why": (isinstance(scenario.why, str) and scenario.why.strip().endswith("."), "a sentence"),
+        "why": (scenario.why.strip().endswith("."), "a sentence"),
         "load": (0 < scenario.load < 2, "between 0 and 2 (1 is the capacity)"),
+        "cv": (0 < scenario.cv < math.inf, "finite and above 0"),
         "num_requests": (scenario.num_requests >= 10, "at least 10"),
+        "max_tokens": (scenario.max_tokens >= 2, "at least 2 (a prompt and an output token)"),
         "warm_up_fraction": (0 <= scenario.warm_up_fraction < 1, "at least 0 and below 1"),
         "class_boundary_tokens": (scenario.class_boundary_tokens >= 1, "at least 1"),
-        "report_delay_s": (scenario.report_delay_s >= 0, "at least 0"),
-        "lengths": (bool(scenario.lengths) or scenario.name == REPLAY, "given"),
+        "report_delay_s": (0 <= scenario.report_delay_s < math.inf, "finite and at least 0"),
+        "lengths": (
+            bool(scenario.lengths) or scenario.name == REPLAY,
+            f"given (only {REPLAY!r} has none)",
+        ),
+        "slo": (all(0 <= value < math.inf for value in vars(scenario.slo).values()), "of values of at least 0"),
+        "flags": (isinstance(scenario.flags, dict), "a mapping of flags of `python -m vidur.main` to values"),
+        f"flags.{_NUM_REPLICAS}": (type(size) is int and size >= 1, "a whole number of at least 1"),
     }
     for key, (is_right, right) in rules.items():
         if not is_right:
-            raise ValueError(f"{key} must be {right}, got {getattr(scenario, key)!r}")
+            value = size if key.startswith("flags.") else getattr(scenario, key)
+            raise ValueError(f"{key} must be {right}, got {value!r}")
+    if scenario.capacity is not None and not 0 < scenario.capacity.qps < math.inf:
+        raise ValueError(f"capacity.qps must be finite and above 0 requests/s, got {scenario.capacity.qps!r}")
     if scenario.lengths:
-        parse_lengths(scenario.lengths, max_tokens=scenario.max_tokens)
+        try:
+            parse_lengths(scenario.lengths, max_tokens=scenario.max_tokens)
+        except ValueError as error:
+            raise ValueError(f"lengths: {error}") from error
     for item in scenario.drained:
         if not (0 <= item.replica < scenario.num_replicas and 0 <= item.from_fraction < item.to_fraction <= 1):
             raise ValueError(f"drained must name a replica below {scenario.num_replicas} and fractions, got {item}")

@@ -11,12 +11,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import yaml
 
 from vidur_ppo_plugin.cli import main
-from vidur_ppo_plugin.compare import comparison, runner
+from vidur_ppo_plugin.compare import capacity, comparison, runner
+from vidur_ppo_plugin.compare import command as compare_commands
 from vidur_ppo_plugin.compare.comparison import Options, plan
 from vidur_ppo_plugin.compare.results import Cell, Results
-from vidur_ppo_plugin.scenario import load_scenario
+from vidur_ppo_plugin.scenario import load_scenario, scenario_directory
 
 
 def options(out: Path, **changes: Any) -> Options:
@@ -44,6 +46,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(runner, "in_parallel", one_by_one)
     monkeypatch.setattr(comparison, "in_parallel", one_by_one)
+    monkeypatch.setattr(compare_commands, "in_parallel", one_by_one)
 
 
 @pytest.mark.usefixtures("in_process")
@@ -177,6 +180,92 @@ def test_each_seed_replays_another_window_of_the_trace(tmp_path: Path) -> None:
 
     results = comparison.compare(options(tmp_path / "out", scenarios=["replay"], trace=trace))
     assert len(results.cells) == 3 and results.failures == []
+
+
+def own_scenario(path: Path, like: str = "vllm", **changes: Any) -> Path:
+    """A scenario file of the user: a copy of a built-in one with other values; None leaves a key out."""
+    values = yaml.safe_load((scenario_directory() / f"{like}.yaml").read_text(encoding="utf-8")) | changes
+    path.write_text(yaml.safe_dump({key: value for key, value in values.items() if value is not None}))
+    return path
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_scenario_of_the_user_is_compared_under_the_name_of_its_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = own_scenario(tmp_path / "mine.yaml", num_requests=600, load=0.8), tmp_path / "out"
+    arguments = ["--schedulers", "least_tokens,random", "--scenarios", f"{path},vllm", "--quick"]
+    assert main(["compare", "--out", str(out), *arguments]) == 0
+    results = Results(out)
+    assert list(results.metadata["scenarios"]) == ["mine", "vllm"] and len(results.cells) == 4
+    assert results.metadata["scenarios"]["mine"]["load"] == 0.8
+    assert len(results.requests("mine", "random", 1000)) == 120
+    # Nobody said whom to compare with, and round_robin is not there.
+    assert results.metadata["reference"] == "least_tokens"
+    shown = capsys.readouterr().out
+    assert shown.startswith("Reference: least_tokens, the first of --schedulers, for want of round_robin; see --ref")
+    assert "changes against least_tokens" in shown
+
+    own_scenario(path, num_requests=600, load=0.7)  # the file is another one now
+    assert "different: scenarios mine" in refuse(capsys, out, *arguments)
+
+
+def test_the_reference_is_round_robin_if_it_is_there(tmp_path: Path) -> None:
+    for schedulers, reference in (
+        (["lor", "round_robin"], "round_robin"),
+        (["lor", "fair=round_robin"], "fair"),
+        (["lor", "random"], "lor"),
+    ):
+        assert plan(options(tmp_path / "out", schedulers=schedulers, reference="")).reference == reference
+
+
+def test_a_scenario_file_that_is_not_right_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, path = tmp_path / "out", tmp_path / "mine.yaml"
+
+    def refused(**changes: Any) -> str:
+        return refuse(capsys, out, "--scenarios", str(own_scenario(path, **changes)))
+
+    assert f"{tmp_path}/none.yaml: cannot be read: " in refuse(capsys, out, "--scenarios", f"{tmp_path}/none.yaml")
+    assert f"{path}: unknown key 'lod' (did you mean 'load'?)" in refused(lod=0.5)
+    assert f"{path}: load must be a number, got 'high'" in refused(load="high")
+    assert f"{path}: class_boundary_tokens must be given" in refused(class_boundary_tokens=None)
+    assert f"{path}: capacity must be given" in refused(capacity=None)
+    assert f"{path}: flags: unknown flag 'cluster_config_num_replica' (did you" in refused(
+        flags={"cluster_config_num_replica": 3}
+    )
+
+
+def test_names_of_scenarios_must_differ_in_the_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    for folder in "ab":
+        (tmp_path / folder).mkdir()
+    other = own_scenario(tmp_path / "a" / "mixed.yaml")
+    message = refuse(capsys, out, "--scenarios", str(other))
+    assert f"--scenarios {other}: has the name of the built-in scenario 'mixed', but other content" in message
+    same = own_scenario(tmp_path / "b" / "mixed.yaml", like="mixed")
+    assert [scenario.name for scenario in plan(options(out, scenarios=[str(same)])).scenarios] == ["mixed"]
+    assert "names one twice: " in refuse(capsys, out, "--scenarios", f"mixed,{same}")
+    twins = [own_scenario(tmp_path / folder / "mine.yaml") for folder in "ab"]
+    message = refuse(capsys, out, "--scenarios", ",".join(map(str, twins)))
+    assert f"names one twice: {twins[0]} and {twins[1]} are both 'mine' in results" in message
+
+
+@pytest.mark.usefixtures("in_process")
+def test_capacity_and_scenario_take_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new scenario has no capacity yet; finding it is what `capacity` is for."""
+    path = own_scenario(tmp_path / "mine.yaml", capacity=None)
+    assert main(["scenario", str(path)]) == 2
+    assert f"{path}: capacity must be given" in capsys.readouterr().err
+    monkeypatch.setattr(capacity, "REQUESTS_PER_REPLICA", 250)
+    assert main(["capacity", str(path)]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"{path}: {{capacity: ") and "num_requests: 1000" in line
+    assert main(["scenario", str(own_scenario(path))]) == 0
+    assert "--replica_scheduler_config_type vllm" in capsys.readouterr().out
+    assert main(["scenario", "replay"]) == 2
+    assert "'replay' replays a trace: only `vidur-ppo compare --trace FILE` can run it" in capsys.readouterr().err
 
 
 def refuse(capsys: pytest.CaptureFixture[str], out: Path, *arguments: str) -> str:

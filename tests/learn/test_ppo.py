@@ -28,7 +28,7 @@ def learner(seed: int = 0, network: dict[str, object] | None = None, **parameter
     shape = NetworkShape(
         num_replica_features=FEATURES, num_request_features=REQUEST, **{"hidden_size": 32, **(network or {})}
     )
-    return PPO(ActorCritic(shape, seed), PPOParameters(**parameters), seed=seed)
+    return PPO(ActorCritic(shape, seed), PPOParameters(**{"expected_gradient": False, **parameters}), seed=seed)
 
 
 def observation(rng: np.random.Generator) -> Observation:

@@ -19,7 +19,7 @@ COEFFICIENTS = Coefficients(learning_rate=3e-3, entropy_coef=0.0)
 
 def learner(**parameters: object) -> PPO:
     shape = NetworkShape(num_replica_features=FEATURES, num_request_features=REQUEST, hidden_size=32)
-    return PPO(ActorCritic(shape, 0), PPOParameters(**parameters), seed=0)  # type: ignore[arg-type]
+    return PPO(ActorCritic(shape, 0), PPOParameters(**{"expected_gradient": False, **parameters}), seed=0)  # type: ignore[arg-type]
 
 
 def rollout(rng: np.random.Generator, num_replicas: int, *, stream: int = 0, length: int = 48) -> Rollout:
@@ -112,5 +112,6 @@ def test_a_learner_continues_where_its_state_was_taken() -> None:
 
 def test_what_has_no_advantages_is_refused() -> None:
     for name, value in (("expected_gradient", True), ("enable_critic", False)):
+        parameters = {"expected_gradient": False, name: value}
         with pytest.raises(ValueError, match=f"{name}={value} needs all_action_baseline"):
-            PPOParameters(all_action_baseline=False, **{name: value})  # type: ignore[arg-type]
+            PPOParameters(all_action_baseline=False, **parameters)  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from vidur_ppo_plugin.policy.temperature import TemperatureController, Temperatu
 
 # Every term off: a test switches on the one it looks at.
 QUIET: dict[str, Any] = {
+    "enable_dynamic_temperature": True,
     "load_weight": 0.0,
     "latency_weight": 0.0,
     "pulse_interval": 0,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from vidur_ppo_plugin.routing import reward
 from vidur_ppo_plugin.routing.reward import HybridParams, HybridReward, QueueDelay
 
-PARAMS = HybridParams()
+PARAMS = HybridParams(throughput_target=0.05)
 PENALTIES = ("logistic_penalty", "latency_penalty", "balance_penalty", "queue_penalty")
 LATENCIES_S = st.floats(0.01, 100.0)
 LOADS = st.lists(st.floats(0.0, 10.0), min_size=2, max_size=8)

@@ -10,10 +10,10 @@ from training_runs import clusters_of, small, train
 
 from vidur_ppo_plugin.compare.engines import run_cell
 from vidur_ppo_plugin.compare.schedulers import parse_schedulers
-from vidur_ppo_plugin.envs.settings import find_scenario
 from vidur_ppo_plugin.learn.build import build_agent
 from vidur_ppo_plugin.learn.export import export_policy
 from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
+from vidur_ppo_plugin.scenario import find_scenario
 from vidur_ppo_plugin.train.clusters import Cluster
 from vidur_ppo_plugin.train.config import TrainConfig
 from vidur_ppo_plugin.train.episodes import FIRST_EVALUATION_SEED, Episode, draw_episode

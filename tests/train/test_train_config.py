@@ -31,6 +31,14 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no mixture": ({"mixture": []}, "mixture must be a list of at least one part"),
     "mixture is no list": ({"mixture": "chat"}, "mixture must be a list, got 'chat'"),
     "scenario": ({"mixture": part(scenario="mixed_lon")}, r"mixture\[0\].scenario: unknown scenario 'mixed_lon'"),
+    "a trace": (
+        {"mixture": part(scenario="replay")},
+        r"mixture\[0\].scenario: 'replay' replays a trace, which training cannot do yet: .*lengths: trace\(FILE.csv\)",
+    ),
+    "a trace to evaluate on": (
+        {"evaluation": {"scenarios": ["replay"]}},
+        r"evaluation.scenarios: 'replay' replays a trace, .* `vidur-ppo compare --scenarios replay --trace FILE.csv`",
+    ),
     "no scenario": ({"mixture": [{"weight": 1.0}]}, r"mixture\[0\].scenario must be given"),
     "weight": ({"mixture": part(weight=0)}, r"mixture\[0\].weight must be > 0, got 0"),
     "load": ({"mixture": part(load=[0.9, 0.5])}, r"mixture\[0\].load must be the lowest and the highest value"),

@@ -8,15 +8,16 @@ from pathlib import Path
 import yaml
 from rich.console import Console
 
-from vidur_ppo_plugin.scenario import REPLAY, Capacity, load_scenario, scenario_names
+from vidur_ppo_plugin.scenario import REPLAY, Capacity, ScenarioError, find_scenario, load_scenario, scenario_names
 
 from .capacity import find_capacity
-from .comparison import Options, compare
+from .comparison import USUAL_REFERENCE, Options, compare
 from .engines import TWIN, vidur_arguments
 from .plots import write_plots
 from .report import write_report
 from .results import Results
 from .runner import in_parallel
+from .scenarios import read_scenario, require_capacity
 from .schedulers import parse_schedulers
 from .statistics import compare_cells
 from .table import print_tables
@@ -50,6 +51,9 @@ def compare_command(
         trace=None if trace is None else Path(trace),
     )
     results = compare(options)
+    chosen = results.metadata["reference"]
+    if not reference and results.metadata["schedulers"][chosen]["kind"] != USUAL_REFERENCE:
+        print(f"Reference: {chosen}, the first of --schedulers, for want of {USUAL_REFERENCE}; see --reference")
     present(results)
     return 1 if results.failures else 0
 
@@ -67,10 +71,9 @@ def present(results: Results) -> None:
 def capacity_command(scenarios: str, jobs: int) -> int:
     """Find capacities and print them as they stand in the scenario files."""
     names = _scenario_names(scenarios)
-    if REPLAY in names:
-        raise ValueError(f"scenario {REPLAY!r} has no capacity of its own: it depends on the trace")
     for name in names:
-        load_scenario(name)
+        if not read_scenario(name).lengths:
+            raise ScenarioError(f"scenario {name!r} has no capacity of its own: it depends on the trace")
     failed = False
     for name, found in in_parallel(_capacity_of, names, jobs=jobs or os.cpu_count() or 1, title="scenarios"):
         if isinstance(found, Capacity):
@@ -88,13 +91,16 @@ def scenario_command(name: str | None, scheduler: str, seed: int) -> int:
             scenario = load_scenario(known)
             Console().print(f"{known:<15}{scenario.num_replicas:>3} replicas  {scenario.why}", highlight=False)
         return 0
-    scenario, (spec,) = load_scenario(name), parse_schedulers([scheduler])
+    scenario, (spec,) = read_scenario(name), parse_schedulers([scheduler])
+    if not scenario.lengths:
+        raise ScenarioError(f"scenario {name!r} replays a trace: only `vidur-ppo compare --trace FILE` can run it")
+    require_capacity(scenario, name)
     print(shlex.join(["python", "-m", "vidur.main", *vidur_arguments(scenario, spec, seed)]))
     return 0
 
 
 def _capacity_of(name: str) -> Capacity:
-    return find_capacity(load_scenario(name), engine=TWIN)
+    return find_capacity(find_scenario(name), engine=TWIN)
 
 
 def _scenario_names(text: str) -> list[str]:

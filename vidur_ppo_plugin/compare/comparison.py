@@ -1,21 +1,25 @@
 """`vidur-ppo compare` from the options of the command line to the files of a results directory."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vidur_ppo_plugin.scenario import REPLAY, Scenario, ScenarioError, TraceWindows, load_scenario
+from vidur_ppo_plugin.scenario import REPLAY, Scenario, ScenarioError, TraceWindows
 from vidur_ppo_plugin.workload.trace import read_trace
 
 from .capacity import find_capacity
 from .results import METADATA, Cell, Results, to_json, write_atomically
 from .runner import Task, in_parallel, run_tasks
-from .schedulers import TUNED, SchedulerError, check_fits, parse_schedulers
+from .scenarios import read_scenarios, require_capacity
+from .schedulers import TUNED, SchedulerError, SchedulerSpec, check_fits, parse_schedulers
 from .seeds import CAPACITY, COMPARISON, TUNING
 from .setup import Setup
 from .tuning import mean_latency_s, trials
 
 NUM_TUNING_SEEDS = 2
+#: What schedulers are compared with unless `--reference` says otherwise, if it is one of them.
+USUAL_REFERENCE = "round_robin"
 #: Of a quick comparison: one seed, and this share of the requests.
 QUICK_SHARE = 0.2
 # A window of a trace with fewer requests has no percentiles worth the name.
@@ -30,10 +34,11 @@ class Options:
     schedulers: list[str]
     scenarios: list[str]
     out: Path
-    reference: str
     num_seeds: int
     jobs: int
     engine: str
+    #: Empty: round_robin if it is compared, else the first scheduler.
+    reference: str = ""
     is_quick: bool = False
     trace: Path | None = None
 
@@ -60,15 +65,10 @@ def compare(options: Options) -> Results:
 def plan(options: Options) -> Setup:
     """Check everything that can be checked before anything runs or is written."""
     schedulers = parse_schedulers(options.schedulers)
-    labels = [spec.label for spec in schedulers]
-    if options.reference not in labels:
-        raise SchedulerError(
-            f"--reference {options.reference!r} must be one of the schedulers compared: {', '.join(labels)}"
-        )
-    if len(set(options.scenarios)) < len(options.scenarios):
-        raise ScenarioError(f"--scenarios names one twice: {', '.join(options.scenarios)}")
+    reference = _reference(options.reference, schedulers)
     seeds = list(COMPARISON[: 1 if options.is_quick else options.num_seeds])
-    scenarios = [_prepare(load_scenario(name), options, len(seeds)) for name in options.scenarios]
+    given = zip(options.scenarios, read_scenarios(options.scenarios), strict=True)
+    scenarios = [_prepare(scenario, text, options, len(seeds)) for text, scenario in given]
     for scenario in scenarios:
         for spec in schedulers:
             check_fits(spec, scenario.name, scenario.num_replicas)
@@ -76,17 +76,30 @@ def plan(options: Options) -> Setup:
         scenarios=scenarios,
         schedulers=schedulers,
         seeds=seeds,
-        reference=options.reference,
+        reference=reference,
         engine=options.engine,
         is_quick=options.is_quick,
     )
 
 
-def _prepare(scenario: Scenario, options: Options, num_seeds: int) -> Scenario:
+def _reference(label: str, schedulers: Sequence[SchedulerSpec]) -> str:
+    """The scheduler that the others are compared with."""
+    labels = [spec.label for spec in schedulers]
+    if not labels:
+        raise SchedulerError(f"--schedulers must name at least one, such as --schedulers {USUAL_REFERENCE}")
+    if not label:
+        return next((spec.label for spec in schedulers if spec.kind == USUAL_REFERENCE), labels[0])
+    if label not in labels:
+        raise SchedulerError(f"--reference {label!r} must be one of the schedulers compared: {', '.join(labels)}")
+    return label
+
+
+def _prepare(scenario: Scenario, text: str, options: Options, num_seeds: int) -> Scenario:
     """The scenario as it will run: shorter if quick, with the windows of the trace if it replays one."""
     if options.is_quick:
         scenario = scenario.at(num_requests=int(QUICK_SHARE * scenario.num_requests))
     if scenario.name != REPLAY:
+        require_capacity(scenario, text)
         return scenario
     if options.trace is None:
         raise ScenarioError(f"scenario {REPLAY!r} needs --trace FILE, a CSV of arrival times and lengths")

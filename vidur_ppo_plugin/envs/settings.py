@@ -3,15 +3,12 @@
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from vidur_ppo_plugin._autoload import suggestion
 from vidur_ppo_plugin.config import PPOModularFlags, flag_name, validate
 from vidur_ppo_plugin.ppo_flags import RewardFlags
-from vidur_ppo_plugin.scenario import Scenario, ScenarioError, load_scenario, parse_scenario
+from vidur_ppo_plugin.scenario import Scenario, ScenarioError
 
 BACKENDS = ("twin", "vidur")
 _SPEEDS = "roofline_execution_time_predictor_config_replica_speed_factors"
@@ -62,19 +59,6 @@ def ppo_flags(options: Mapping[str, Any]) -> PPOModularFlags:
         # Here they are arguments, not flags of a command line.
         raise ValueError(str(error).replace(flag_name(PPOModularFlags, ""), "")) from None
     return flags
-
-
-def find_scenario(scenario: str | Path | Scenario) -> Scenario:
-    """A scenario by its name, from a YAML file of the same form, or as it is."""
-    if isinstance(scenario, Scenario):
-        return scenario
-    path = Path(scenario)
-    if path.suffix not in (".yaml", ".yml"):
-        return load_scenario(str(scenario))
-    try:
-        return parse_scenario(path.stem, yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-        raise ScenarioError(f"{path}: {error}") from error
 
 
 def changed(

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from vidur_ppo_plugin.scenario import Scenario
+from vidur_ppo_plugin.scenario import Scenario, find_scenario
 from vidur_ppo_plugin.sim.schedulers import build_delay_model
 from vidur_ppo_plugin.sim.stepping import simulation_config
 from vidur_ppo_plugin.twin.config import TwinConfig
 
 from .clusters import twin_of
 from .observing import Observer
-from .settings import BACKENDS, changed, check_at_least, check_choice, find_scenario, ppo_flags
+from .settings import BACKENDS, changed, check_at_least, check_choice, ppo_flags
 
 #: Seeds drawn for episodes without one begin here: those below are for comparing, tuning and finding capacities.
 FIRST_DRAWN_SEED = 10_000

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class PPOParameters:
-    """What an update does; `ppo_flags.py` says when to raise and when to lower each."""
+    """What an update does; `ppo_flags.py` has the same defaults, and says when to raise and when to lower each."""
 
-    lr: float = 3e-4
+    lr: float = 1e-3
     gamma: float = 0.0
     gae_lambda: float = 0.95
     clip_ratio: float = 0.2
@@ -22,7 +22,7 @@ class PPOParameters:
     normalize_rewards: bool = True
     all_action_baseline: bool = True
     # Take the expectation over all actions instead of the sampled one: no noise from sampling. Needs the baseline.
-    expected_gradient: bool = False
+    expected_gradient: bool = True
     # Without it nothing is bootstrapped: advantages come from comparing all actions.
     enable_critic: bool = True
     # Stop an update once the approximate KL exceeds this multiple of target_kl; 0 never stops.

@@ -10,14 +10,14 @@ _LEAST_METRIC = 1e-12
 
 @dataclass(frozen=True, kw_only=True)
 class TemperatureParams:
-    """Bounds, weights and triggers; each says when to raise it."""
+    """Bounds, weights and triggers; the defaults are those of the flags (`ppo_flags.py`)."""
 
     #: Off: the temperature is the (scheduled) base. On: pressure, entropy and pulses act on it.
-    enable_dynamic_temperature: bool = True
+    enable_dynamic_temperature: bool = False
     #: Raise it if the policy settles before it has tried every replica.
     base_temperature: float = 1.0
     min_temperature: float = 0.5
-    max_temperature: float = 3.0
+    max_temperature: float = 5.0
     #: Updates over which the base moves linearly to 1.0; 0: it stays.
     schedule_updates: int = 0
     #: How much full load lowers the temperature (0.3: by 30 %): a wrong placement costs most when queues are long.
@@ -29,7 +29,7 @@ class TemperatureParams:
     #: Rise of the temperature at zero entropy (1.0: doubled), in proportion to the missing entropy.
     entropy_gain: float = 1.0
     #: Updates between pulses; 0: none by the clock.
-    pulse_interval: int = 8
+    pulse_interval: int = 0
     #: Factor on the temperature during a pulse.
     pulse_magnitude: float = 2.0
     #: Updates that a pulse lasts.

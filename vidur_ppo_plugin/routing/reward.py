@@ -29,9 +29,9 @@ def require(is_right: bool, name: str, value: object, right: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class HybridParams:
-    """Weights and scales of `HybridReward`; the defaults are those of the 2025-09-18 plan where it names one."""
+    """Weights and scales of `HybridReward`; the defaults are those of the flags (`ppo_flags.py`)."""
 
-    throughput_target: float = 0.05  # requests per second that score 1; 0 adapts to a slowly falling maximum
+    throughput_target: float = 0.0  # requests per second that score 1; 0 adapts to a slowly falling maximum
     absolute_weight: float = 0.8
     delta_weight: float = 0.2
     alpha: float = 0.1  # weight of latency against throughput within the absolute score

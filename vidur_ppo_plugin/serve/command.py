@@ -9,9 +9,11 @@ from .settings import ServeSettings
 
 @dataclass
 class Serve(ServeSettings):
-    """Route requests to servers that speak vLLM's API: vidur-ppo serve --backend URL --backend URL --policy NAME.
+    """Route requests to real servers that speak vLLM's API, as an OpenAI-compatible proxy.
 
-    An OpenAI-compatible proxy that places each request as in the simulator. docs/serving.md explains everything.
+        vidur-ppo serve --backend http://HOST:8001 --backend http://HOST:8002 --policy pretrained
+
+    Each request is placed as in the simulator. docs/serving.md explains everything.
     """
 
     def execute(self, overrides: list[str]) -> int:

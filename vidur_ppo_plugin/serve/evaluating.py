@@ -12,14 +12,16 @@ from simple_parsing import field
 
 @dataclass
 class EvaluateLog:
-    """Estimate what other policies would have reached on a record: vidur-ppo evaluate-log RECORD --policy NAME.
+    """Estimate what other policies would have reached on a record of real decisions.
+
+        vidur-ppo evaluate-log RECORD.jsonl --policy least_tokens --policy pretrained
 
     The record is one of `vidur-ppo serve --record FILE --explore 0.05`. docs/serving.md explains the figures.
     """
 
-    # The record.
+    # The record, a file that `vidur-ppo serve --record` wrote.
     record: str = field(positional=True, metavar="RECORD.jsonl")
-    # A policy as for serve; once for each.
+    # A policy to estimate, named as for `vidur-ppo serve`; once for each. Unless given, least_tokens.
     policy: list[str] = field(default_factory=list, action="append", type=str, metavar="NAME")
     # What is estimated.
     cost: str = field(default="latency_s", choices=["latency_s", "ttft_s"])

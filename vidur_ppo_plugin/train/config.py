@@ -9,13 +9,13 @@ from typing import Any
 import yaml
 
 from vidur_ppo_plugin.config import PPOModularFlags, check_scheduler, flag, flag_name
-from vidur_ppo_plugin.envs.settings import changed, find_scenario, speeds_of
+from vidur_ppo_plugin.envs.settings import changed, speeds_of
 from vidur_ppo_plugin.learn.curriculum import Curriculum
 from vidur_ppo_plugin.ppo_flags import ExplorationFlags, LearningFlags, NetworkFlags, WarmStartFlags
 from vidur_ppo_plugin.record.metrics import header
 from vidur_ppo_plugin.routing.preference import BALANCED
 from vidur_ppo_plugin.routing.routers import HEURISTICS, STOCK
-from vidur_ppo_plugin.scenario import Scenario
+from vidur_ppo_plugin.scenario import REPLAY, Scenario, ScenarioError, find_scenario
 
 from .look_ahead import LookAhead
 from .schema import ConfigError, read, require
@@ -216,7 +216,15 @@ def replica_counts(config: TrainConfig) -> list[int]:
 
 def _scenario(name: str, where: str) -> Scenario:
     try:
-        return changed(scenario_of(name))
+        scenario = scenario_of(name)
+        if not scenario.lengths:
+            raise ScenarioError(
+                f"{name!r} replays a trace, which training cannot do yet: to train on the lengths of a trace, copy "
+                f"another scenario's file, give it `lengths: trace(FILE.csv)` and the capacity that `vidur-ppo "
+                f"capacity COPY.yaml` prints, and name COPY.yaml here; `vidur-ppo compare --scenarios {REPLAY} --trace "
+                f"FILE.csv` then shows what the policy makes of the trace itself"
+            )
+        return changed(scenario)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from None
 

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 
 @dataclass
 class StandInCommand:
-    """A stand-in of a vLLM server: Llama-3-8B on an A100 as the simulator times it, in real time, without a GPU.
+    """Serve like vLLM without a GPU, to try `vidur-ppo serve`: the simulator's timing in real time, made-up answers.
 
-    It speaks vLLM's API and metrics; what it says is made up. vidur-ppo standin --port 8001
+        vidur-ppo standin --port 8001
+
+    It speaks vLLM's API and metrics, and takes as long as Llama-3-8B on an A100.
     """
 
     # Address to listen on.
