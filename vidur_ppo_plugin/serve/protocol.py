@@ -1,12 +1,17 @@
-"""uvicorn's HTTP protocol with limits that it lacks: size of headers, time to send them, number of connections."""
+"""uvicorn's HTTP protocol with what it lacks: strict request lines, limits of headers, of time and of connections."""
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from .http import ABORT, ON_DISCONNECT
+from .http import ABORT, ON_DISCONNECT, HttpError
+from .targets import MalformedError, checked_target
+
+logger = logging.getLogger(__name__)
 
 _ANSWERS = {
     400: b"400 Bad Request",
@@ -17,9 +22,9 @@ _ANSWERS = {
 
 
 def limited_protocol(
-    *, max_header_bytes: int, header_timeout_s: float, max_connections: int
+    *, max_header_bytes: int, header_timeout_s: float, max_connections: int, on_malformed: Callable[[], None]
 ) -> type[HttpToolsProtocol]:
-    """The protocol class for uvicorn, with these limits."""
+    """The protocol class for uvicorn, with these limits; `on_malformed` is called for each request that is no HTTP."""
 
     class LimitedProtocol(HttpToolsProtocol):
         """One connection."""
@@ -28,6 +33,7 @@ def limited_protocol(
             super().__init__(*arguments, **options)
             self._header_bytes = 0
             self._in_headers = True
+            self._is_refused = False
             self._header_timer: asyncio.TimerHandle | None = None
             self._on_disconnect: set[Callable[[], None]] = set()
 
@@ -55,18 +61,37 @@ def limited_protocol(
                 if self._header_bytes > max_header_bytes:
                     self._refuse(431)
                     return
-            super().data_received(data)
+            self._unset_keepalive_if_required()
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade:
+                pass  # nobody has to upgrade: the request is answered in HTTP/1.1
+            except httptools.HttpParserError as error:  # bad chunks, conflicting lengths, what is no HTTP
+                self._refuse_malformed(str(error))
 
         def on_headers_complete(self) -> None:
+            if self._is_refused:
+                return
             self._in_headers = False
             self._stop_header_timer()
+            parser = self.parser
+            try:
+                self.url = checked_target(parser.get_method(), self.url, self.headers, parser.get_http_version())
+            except MalformedError as error:
+                self._refuse_malformed(str(error))
+                return
             self.scope[ON_DISCONNECT] = self._on_disconnect  # type: ignore[literal-required]
             self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
             super().on_headers_complete()
 
+        def on_body(self, body: bytes) -> None:
+            if not self._is_refused:
+                super().on_body(body)
+
         def on_message_complete(self) -> None:
             self._in_headers, self._header_bytes = True, 0
-            super().on_message_complete()
+            if not self._is_refused:
+                super().on_message_complete()
 
         def _start_header_timer(self) -> None:
             self._header_timer = self.loop.call_later(header_timeout_s, self._refuse, 408)
@@ -76,12 +101,26 @@ def limited_protocol(
                 self._header_timer.cancel()
                 self._header_timer = None
 
-        def _refuse(self, status: int) -> None:
+        def _refuse_malformed(self, problem: str) -> None:
+            if self._is_refused:
+                return
+            self._is_refused = True
+            on_malformed()
+            logger.warning("refused a request of %s: %s", self.client[0] if self.client else "a client", problem)
+            self._refuse(400, HttpError(400, problem).body)
+
+        def _refuse(self, status: int, body: bytes = b"") -> None:
             self._stop_header_timer()
-            if not self.transport.is_closing():
+            if self.transport.is_closing():
+                return
+            cycle = self.cycle
+            # In the middle of an answer to an earlier request on this connection, nothing else may be written.
+            if cycle is None or cycle.response_complete or not cycle.response_started:
+                kind = b"content-type: application/json\r\n" if body else b""
                 self.transport.write(
-                    b"HTTP/1.1 " + _ANSWERS[status] + b"\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+                    b"HTTP/1.1 %b\r\n%bconnection: close\r\ncontent-length: %d\r\n\r\n%b"
+                    % (_ANSWERS[status], kind, len(body), body)
                 )
-                self.transport.close()
+            self.transport.close()
 
     return LimitedProtocol
