@@ -1,7 +1,7 @@
 """Request lines that want to lead elsewhere, over real sockets: nothing but the backends is ever connected to.
 
-A trap listens where the request lines point to. It is no backend: whatever reaches it is a failure, most of all with the
-key for backends.
+A trap listens where the request lines point to. It is no backend: whatever reaches it is a failure, most of all with
+the key for backends.
 """
 
 import asyncio
@@ -95,13 +95,16 @@ def all_are_well(router: Router) -> bool:
 WATCHFUL = {"breaker_failures": 1, "health_interval": 30.0}
 
 
-def test_it_is_no_open_proxy(backend_key: str) -> None:
+@pytest.mark.parametrize("has_key", [False, True])
+def test_it_is_no_open_proxy(backend_key: str, has_key: bool) -> None:
+    settings = {**WATCHFUL, "backend_key_file": backend_key if has_key else ""}
+
     async def main() -> None:
         backend = Backend(answers(200, b"{}"))
         async with (
             trap() as elsewhere,
             listening(backend),
-            routing(backend, backend_key_file=backend_key, **WATCHFUL) as (router, url),
+            routing(backend, **settings) as (router, url),
         ):
             there = f"127.0.0.1:{elsewhere.port}"
             for target in (
@@ -117,6 +120,9 @@ def test_it_is_no_open_proxy(backend_key: str) -> None:
                 assert (await tell(url, line(target)))[0] == 404, target
                 assert all_are_well(router), target
             assert not elsewhere.caught and not backend.seen
+            # The absolute form with the same Host is a path of ours, whatever the name.
+            assert (await tell(url, line(f"http://{there}/tokenize", "POST", host=there)))[0] == 200
+            assert not elsewhere.caught and len(backend.seen) == 1
 
     run(main())
 
