@@ -234,6 +234,7 @@ POST = b"POST /tokenize HTTP/1.1\r\n"
         POST + b"content-length: 2\r\n\r\n{}",
         POST + b"host: a\r\nhost: a\r\ncontent-length: 2\r\n\r\n{}",
         POST + b"host: a@b\r\ncontent-length: 2\r\n\r\n{}",
+        POST + b"host: a\r\nupgrade: h2c\r\nconnection: upgrade\r\ncontent-length: 2\r\n\r\n{}",
     ],
 )
 def test_malformed_requests_are_400_and_one_line_of_log(request_bytes: bytes) -> None:

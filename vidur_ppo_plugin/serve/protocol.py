@@ -8,7 +8,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from .http import ABORT, ON_DISCONNECT, HttpError
+from .http import ABORT, ON_DISCONNECT, Headers, HttpError
 from .targets import MalformedError, checked_target
 
 logger = logging.getLogger(__name__)
@@ -19,6 +19,10 @@ _ANSWERS = {
     431: b"431 Request Header Fields Too Large",
     503: b"503 Service Unavailable",
 }
+
+
+def _has_body(headers: Headers) -> bool:
+    return any(name == b"transfer-encoding" or (name == b"content-length" and value != b"0") for name, value in headers)
 
 
 def limited_protocol(
@@ -77,6 +81,8 @@ def limited_protocol(
             parser = self.parser
             try:
                 self.url = checked_target(parser.get_method(), self.url, self.headers, parser.get_http_version())
+                if parser.should_upgrade() and _has_body(self.headers):  # it would be read as the next request
+                    raise MalformedError("a request with a body must not ask for an upgrade")
             except MalformedError as error:
                 self._refuse_malformed(str(error))
                 return
