@@ -129,6 +129,22 @@ def test_a_flood_of_bad_requests_leaves_good_ones_unharmed(pair: list[Process], 
         assert "Traceback" not in router.log
 
 
+def test_what_is_malformed_behind_other_requests_is_one_line_of_log(pair: list[Process], tmp_path: Path) -> None:
+    body = b'{"prompt": "x", "max_tokens": 200}'
+    good = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    chunked = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    with router_process(tmp_path, pair) as router:
+        for data in (good + chunked + b"zz\r\n", good + good + chunked + b"5\r\nhelloXX\r\n", good + b"\0"):
+            for _ in range(5):
+                with socket.create_connection(("127.0.0.1", int(router.url.rpartition(":")[2])), timeout=10) as sock:
+                    sock.sendall(data)
+                    assert sock.recv(100).startswith(b"HTTP/1.1 400 ")
+        time.sleep(0.2)
+        log = router.log
+    assert "Traceback" not in log and " ERROR " not in log, log
+    assert log.count("WARNING refused a request of 127.0.0.1: ") == log.count(" WARNING ") == 15, log
+
+
 def test_the_process_imports_neither_torch_nor_vidur(tmp_path: Path) -> None:
     """Checked from outside: no library of theirs is mapped into the router while it serves with a learned policy."""
     from policies import save_policy

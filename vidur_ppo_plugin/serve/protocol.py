@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from .http import ABORT, ON_DISCONNECT, Headers, HttpError
 from .targets import MalformedError, checked_target
@@ -40,6 +40,8 @@ def limited_protocol(
             self._is_refused = False
             self._header_timer: asyncio.TimerHandle | None = None
             self._on_disconnect: set[Callable[[], None]] = set()
+            #: Requests on this connection that are not answered yet; uvicorn knows the last one and those that wait.
+            self._open_cycles: list[RequestResponseCycle] = []
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
@@ -51,6 +53,7 @@ def limited_protocol(
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_header_timer()
             super().connection_lost(exc)
+            self._end_cycles()
             for tell in list(self._on_disconnect):
                 tell()
 
@@ -89,6 +92,7 @@ def limited_protocol(
             self.scope[ON_DISCONNECT] = self._on_disconnect  # type: ignore[literal-required]
             self.scope[ABORT] = self.transport.abort  # type: ignore[literal-required]
             super().on_headers_complete()
+            self._open_cycles = [cycle for cycle in self._open_cycles if not cycle.response_complete] + [self.cycle]
 
         def on_body(self, body: bytes) -> None:
             if not self._is_refused:
@@ -128,5 +132,12 @@ def limited_protocol(
                     % (_ANSWERS[status], kind, len(body), body)
                 )
             self.transport.close()
+            self._end_cycles()
+
+        def _end_cycles(self) -> None:
+            """Nobody gets what is still to be answered: without this, uvicorn would write to a closed connection."""
+            for cycle in self._open_cycles:
+                cycle.disconnected = True
+                cycle.message_event.set()
 
     return LimitedProtocol
