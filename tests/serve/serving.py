@@ -99,7 +99,8 @@ def router_process(directory: Path, backends: list[Process], *arguments: object)
     port = free_port()
     urls = [word for backend in backends for word in ("--backend", backend.url)]
     name = "router" + "".join(c for c in "".join(map(str, arguments)) if c.isalnum())[:40]
-    process = Process("serve", *urls, "--port", port, *arguments, port=port, log=directory / f"{name}.log")
+    always = ("serve", *urls, "--port", port, "--drain-grace", 0)
+    process = Process(*always, *arguments, port=port, log=directory / f"{name}.log")
     try:
         process.wait_until_up()
         yield process

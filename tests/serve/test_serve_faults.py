@@ -1,7 +1,9 @@
 """Load and faults, with real processes: a backend that dies and returns, one that is slow, floods of bad requests."""
 
 import asyncio
+import signal
 import socket
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,6 +129,22 @@ def test_a_flood_of_bad_requests_leaves_good_ones_unharmed(pair: list[Process], 
         assert "Traceback" not in router.log
 
 
+def test_what_is_malformed_behind_other_requests_is_one_line_of_log(pair: list[Process], tmp_path: Path) -> None:
+    body = b'{"prompt": "x", "max_tokens": 200}'
+    good = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body)
+    chunked = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    with router_process(tmp_path, pair) as router:
+        for data in (good + chunked + b"zz\r\n", good + good + chunked + b"5\r\nhelloXX\r\n", good + b"\0"):
+            for _ in range(5):
+                with socket.create_connection(("127.0.0.1", int(router.url.rpartition(":")[2])), timeout=10) as sock:
+                    sock.sendall(data)
+                    assert sock.recv(100).startswith(b"HTTP/1.1 400 ")
+        time.sleep(0.2)
+        log = router.log
+    assert "Traceback" not in log and " ERROR " not in log, log
+    assert log.count("WARNING refused a request of 127.0.0.1: ") == log.count(" WARNING ") == 15, log
+
+
 def test_the_process_imports_neither_torch_nor_vidur(tmp_path: Path) -> None:
     """Checked from outside: no library of theirs is mapped into the router while it serves with a learned policy."""
     from policies import save_policy
@@ -159,6 +177,46 @@ def test_it_ends_gracefully(pair: list[Process], tmp_path: Path) -> None:
         assert router.process.wait(timeout=10) == 0
 
 
+async def health(session: aiohttp.ClientSession, url: str) -> tuple[int, str]:
+    async with session.get(f"{url}/health") as answer:
+        return answer.status, (await answer.json())["status"]
+
+
+def test_load_balancers_see_that_it_leaves_before_it_does(pair: list[Process], tmp_path: Path) -> None:
+    with router_process(tmp_path, pair, "--drain-grace", 3) as router:
+
+        async def play() -> None:
+            async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
+                assert await health(session, router.url) == (200, "ok")
+                begun = time.monotonic()
+                router.process.terminate()
+                while await health(session, router.url) != (503, "stopping"):
+                    assert time.monotonic() < begun + 2
+                # On new connections, in the grace: served as before.
+                results = await asyncio.gather(*(stream(session, router.url, 50, 5) for _ in range(4)))
+                assert all(result.is_whole for result in results)
+                with pytest.raises(aiohttp.ClientConnectionError):
+                    while True:
+                        assert await health(session, router.url) == (503, "stopping")
+                        await asyncio.sleep(0.05)
+                assert 2.9 < time.monotonic() - begun < 6
+
+        asyncio.run(play())
+        assert router.process.wait(timeout=10) == 0
+        assert "leaving: /health says 503 for 3 s" in router.log
+
+
+def test_another_signal_or_ctrl_c_skips_the_grace(pair: list[Process], tmp_path: Path) -> None:
+    for numbers in ((signal.SIGTERM, signal.SIGTERM), (signal.SIGTERM, signal.SIGINT), (signal.SIGINT,)):
+        with router_process(tmp_path, pair, "--drain-grace", 60) as router:
+            begun = time.monotonic()
+            for number in numbers:
+                router.process.send_signal(number)
+                time.sleep(0.3)
+            assert router.process.wait(timeout=20) == 0
+            assert time.monotonic() - begun < 15
+
+
 def test_wrong_options_are_named(tmp_path: Path) -> None:
     import subprocess
     import sys
@@ -167,6 +225,8 @@ def test_wrong_options_are_named(tmp_path: Path) -> None:
         ("--policy", "least_token"): "did you mean 'least_tokens'",
         ("--backend", "ftp://x"): "--backend must be like http://HOST:PORT, got 'ftp://x'",
         ("--explore", "1.5"): "--explore must be >= 0 and < 1, got 1.5",
+        ("--drain-grace", "-1"): "--drain-grace must be >= 0, got -1.0",
+        ("--pass-paths", "/tokenize,sleep"): "--pass-paths must be paths that begin with /, or *, got 'sleep'",
         ("--admin-port", "7777"): "--admin-port needs a key",
         ("--policy", "pretrained_.npz"): "pretrained_.npz",
         ("--tls-cert", "nowhere.pem"): "--tls-cert and --tls-key must be given together",

@@ -25,6 +25,7 @@ from .http import (
 from .instruments import Instruments
 from .passing import pass_through
 from .settings import ServeSettings
+from .targets import OWN_PATHS, PassPaths
 from .tokens import PromptSize
 from .upstream import Upstream
 
@@ -32,9 +33,9 @@ logger = logging.getLogger(__name__)
 
 #: Paths whose requests the policy places.
 GENERATING = frozenset(("/v1/completions", "/v1/chat/completions"))
-#: Paths that are answered without the key of clients, as vLLM does: load balancers and Prometheus ask for them.
-_OPEN = frozenset(("/health", "/metrics"))
-_MOST_LABELS = frozenset((*GENERATING, *_OPEN, "/v1/models"))
+#: What a request may do here at all; a path may take fewer.
+_METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
+_MOST_LABELS = frozenset((*GENERATING, *OWN_PATHS, "/v1/models"))
 
 
 class Proxy:
@@ -58,10 +59,13 @@ class Proxy:
         self._instruments = instruments
         self._clock = clock
         self._api_key = settings.api_key
+        self._pass_paths = PassPaths(settings.pass_patterns)
         self._id_prefix = uuid.uuid4().hex[:12]
         self._num_requests = 0
         self.in_flight = 0
-        #: Set when the router was told to stop: load balancers shall send no more.
+        #: Set when the router was told to stop: load balancers shall send no more, what they send is still served.
+        self.is_leaving = False
+        #: Set when the listeners close: nothing new is served.
         self.is_closing = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,29 +93,42 @@ class Proxy:
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method, headers = scope["path"], scope["method"], scope["headers"]
-        if path not in _OPEN and not is_authorised(headers, self._api_key):
+        if path in OWN_PATHS:  # without the key of clients, as vLLM does: load balancers and Prometheus ask for them
+            await self._answer_own(path, method, send)
+            return
+        if path == "*":  # OPTIONS of the server as a whole
+            await send({"type": "http.response.start", "status": 204, "headers": [(b"allow", _METHODS)]})
+            await send({"type": "http.response.body", "body": b""})
+            return
+        if not is_authorised(headers, self._api_key):
             self._instruments.rejected.labels("key").inc()
             raise HttpError(401, "the API key is missing or wrong", kind="authentication_error")
         if path in GENERATING and method == "POST":
             await self._generate(scope, receive, send)
-        elif path == "/health" and method in ("GET", "HEAD"):
-            await self._answer_health(send)
-        elif path == "/metrics" and method == "GET":
-            self._set_gauges()
-            await answer(send, 200, self._instruments.page(), kind=b"text/plain; version=0.0.4; charset=utf-8")
         elif path == "/v1/models" and method == "GET":
             await self._answer_models(send)
         elif method in ("CONNECT", "TRACE"):
-            raise HttpError(405, f"{method} is not allowed")
+            raise HttpError(405, f"{method} is not allowed", allow=_METHODS)
+        elif not self._pass_paths.allow(path):
+            raise HttpError(404, f"there is no {path} here", kind="not_found_error")
         else:
             await self._pass_through(scope, receive, send)
 
     # --- What the router answers itself ---
 
+    async def _answer_own(self, path: str, method: str, send: Send) -> None:
+        if method not in ("GET", "HEAD"):
+            raise HttpError(405, f"{path} takes GET and HEAD, got {method}", allow=b"GET, HEAD")
+        if path == "/health":
+            await self._answer_health(send)
+            return
+        self._set_gauges()
+        await answer(send, 200, self._instruments.page(), kind=b"text/plain; version=0.0.4; charset=utf-8")
+
     async def _answer_health(self, send: Send) -> None:
         up = sum(backend.is_up and not backend.is_draining for backend in self._fleet.backends)
-        is_well = up > 0 and not self.is_closing
-        body = {"status": "ok" if is_well else "stopping" if self.is_closing else "no backend", "backends_up": up}
+        is_well = up > 0 and not self.is_leaving
+        body = {"status": "ok" if is_well else "stopping" if self.is_leaving else "no backend", "backends_up": up}
         await answer(send, 200 if is_well else 503, json.dumps(body).encode())
 
     async def _answer_models(self, send: Send) -> None:

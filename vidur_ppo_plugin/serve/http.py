@@ -37,13 +37,20 @@ class HttpError(Exception):
     """An answer that is an error, in the form that OpenAI's clients know."""
 
     def __init__(
-        self, status: int, message: str, *, kind: str = "invalid_request_error", retry_after_s: int = 0
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        retry_after_s: int = 0,
+        allow: bytes = b"",
     ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.kind = kind
         self.retry_after_s = retry_after_s
+        self.allow = allow
 
     @property
     def body(self) -> bytes:
@@ -54,6 +61,8 @@ class HttpError(Exception):
     async def send(self, send: Send) -> None:
         """Answer with it."""
         extra = [(b"retry-after", str(self.retry_after_s).encode())] if self.retry_after_s else []
+        if self.allow:
+            extra.append((b"allow", self.allow))
         if self.status in (408, 413, 431):
             extra.append((b"connection", b"close"))  # what is left of the request will not be read
         await answer(send, self.status, self.body, extra=extra)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import aiohttp
 
@@ -40,6 +41,12 @@ class Monitor:
         self._tasks: dict[Backend, list[asyncio.Task[None]]] = {}
         key = settings.backend_key
         self._headers = {} if key is None else {"authorization": f"Bearer {key.decode('latin-1')}"}
+
+    def _get(self, backend: Backend, path: str) -> Any:
+        """A page of a backend, as a context; redirects are not followed, the key is for the backend alone."""
+        return self._session.get(
+            f"{backend.url}{path}", timeout=self._timeout, headers=self._headers, allow_redirects=False
+        )
 
     def watch(self, backend: Backend) -> None:
         """Begin to look after a backend."""
@@ -85,9 +92,7 @@ class Monitor:
 
     async def _check_health(self, backend: Backend) -> None:
         try:
-            async with self._session.get(
-                f"{backend.url}/health", timeout=self._timeout, headers=self._headers
-            ) as answer:
+            async with self._get(backend, "/health") as answer:
                 await answer.read()
                 is_well = answer.status < 500
                 problem = f"answers health checks with {answer.status}"
@@ -105,9 +110,7 @@ class Monitor:
     async def _read_metrics(self, backend: Backend) -> None:
         source, now_s = self._fleet.source, self._clock()
         try:
-            async with self._session.get(
-                f"{backend.url}/metrics", timeout=self._timeout, headers=self._headers
-            ) as page:
+            async with self._get(backend, "/metrics") as page:
                 if page.status != 200:
                     raise ValueError(f"/metrics answers with {page.status}")
                 report = parse_report((await page.read()).decode("utf-8", "replace"))
@@ -128,9 +131,7 @@ class Monitor:
 
     async def _read_models(self, backend: Backend) -> None:
         try:
-            async with self._session.get(
-                f"{backend.url}/v1/models", timeout=self._timeout, headers=self._headers
-            ) as answer:
+            async with self._get(backend, "/v1/models") as answer:
                 if answer.status == 200:
                     page = await answer.json(content_type=None)
                     backend.models = {str(model["id"]): model for model in page["data"]}

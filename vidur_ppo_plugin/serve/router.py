@@ -160,6 +160,7 @@ class Router:
                 max_header_bytes=settings.max_header_bytes,
                 header_timeout_s=settings.client_timeout,
                 max_connections=settings.max_connections,
+                on_malformed=self.instruments.rejected.labels("malformed").inc,
             ),
             ws="none",
             lifespan="off",
@@ -186,10 +187,19 @@ class Router:
             await asyncio.sleep(0.01)
         return int(sock.getsockname()[1])
 
+    async def leave(self, skip: asyncio.Event) -> None:
+        """Say 503 on /health for `--drain-grace` seconds, so that load balancers look elsewhere; serve until then."""
+        if self.proxy is not None:
+            self.proxy.is_leaving = True
+        if not skip.is_set():
+            logger.info("leaving: /health says 503 for %g s, another signal cuts this short", self.settings.drain_grace)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(skip.wait(), self.settings.drain_grace)
+
     async def close(self) -> None:
         """Take no new requests, let those in flight finish, and end."""
         if self.proxy is not None:
-            self.proxy.is_closing = True
+            self.proxy.is_leaving = self.proxy.is_closing = True
         for server in self._servers:
             server.should_exit = True
         servers, others = self._tasks[1:], self._tasks[:1]
@@ -213,14 +223,24 @@ class _Server(uvicorn.Server):
 
 
 async def run(settings: ServeSettings, announce: Callable[[str], None] = print) -> None:
-    """Serve until SIGINT or SIGTERM; a second one ends it at once. SettingsError if it cannot start."""
+    """Serve until SIGINT or SIGTERM; SettingsError if it cannot start.
+
+    SIGTERM comes from those who run many: it leaves load balancers `--drain-grace` seconds, which another signal cuts
+    short. After that, or after SIGINT, one more ends the process at once.
+    """
     router = Router(settings)
-    stop = asyncio.Event()
+    stop, hurry = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def on_signal(number: int) -> None:
+        if stop.is_set() or number == signal.SIGINT:
+            hurry.set()
+        stop.set()
+
     try:
         ports = await router.start()
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop.set)
+            loop.add_signal_handler(number, on_signal, number)
         scheme = "https" if settings.tls_cert else "http"
         up = sum(backend.is_up for backend in router.fleet.backends)
         announce(
@@ -230,6 +250,7 @@ async def run(settings: ServeSettings, announce: Callable[[str], None] = print) 
         if settings.is_open_to_others and settings.api_key is None:
             logger.warning("other machines can reach %s and no API key is set", settings.host)
         await stop.wait()
+        await router.leave(hurry)
         logger.info("stopping: %d requests in flight may finish", router.proxy.in_flight if router.proxy else 0)
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)

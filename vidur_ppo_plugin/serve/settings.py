@@ -12,6 +12,14 @@ from simple_parsing import field
 API_KEY_VARIABLE = "VIDUR_PPO_API_KEY"
 ADMIN_KEY_VARIABLE = "VIDUR_PPO_ADMIN_KEY"
 BACKEND_KEY_VARIABLE = "VIDUR_PPO_BACKEND_API_KEY"
+#: The public paths of OpenAI's and vLLM's API. Not vLLM's development endpoints, which put servers to sleep, change
+#: weights or run code, nor its pages for people; nor OpenAI's that are kept by one server (files, batches, threads).
+PUBLIC_PATHS = (
+    "/v1/models/*,/v1/completions,/v1/completions/render,/v1/chat/completions,/v1/chat/completions/batch,"
+    "/v1/chat/completions/render,/v1/responses,/v1/responses/*,/v1/messages,/v1/messages/count_tokens,/v1/embeddings,"
+    "/v2/embed,/v1/moderations,/v1/audio/*,/v1/images/*,/pooling,/classify,/score,/v1/score,/rerank,/v1/rerank,"
+    "/v2/rerank,/generative_scoring,/tokenize,/detokenize,/invocations,/version,/ping,/load"
+)
 
 
 class SettingsError(ValueError):
@@ -77,6 +85,8 @@ class ServeSettings:
     response_timeout: float = 600.0
     # Seconds for a client to send its headers, and its body; and to take what is sent to it.
     client_timeout: float = 30.0
+    # Seconds after SIGTERM for which requests are served and /health says 503, so that load balancers look elsewhere.
+    drain_grace: float = 5.0
     # Seconds that requests get to finish when the router is told to stop.
     shutdown_timeout: float = 30.0
     # Requests in flight; further ones are told to come again (429).
@@ -89,6 +99,9 @@ class ServeSettings:
     max_body_bytes: int = 16 * 1024 * 1024
     # Largest headers of a request.
     max_header_bytes: int = 32 * 1024
+
+    # Paths besides the placed ones that go to backends, with * for anything: /v1/audio/*,/tokenize; * alone for all.
+    pass_paths: str = PUBLIC_PATHS
 
     # Relative speeds of the backends, in their order; only the heuristic shortest_delay goes by them.
     speeds: list[float] = field(default_factory=list)
@@ -113,6 +126,9 @@ class ServeSettings:
         if self.speeds and (len(self.speeds) != len(self.backend) or min(self.speeds) <= 0):
             raise SettingsError(f"--speeds must be > 0, one for each of {len(self.backend)} backends: {self.speeds}")
         self._check_numbers()
+        for pattern in self.pass_patterns:
+            if pattern != "*" and not pattern.startswith("/"):
+                raise SettingsError(f"--pass-paths must be paths that begin with /, or *, got {pattern!r}")
         if bool(self.tls_cert) != bool(self.tls_key):
             raise SettingsError("--tls-cert and --tls-key must be given together")
         for flag, path in (("tls-cert", self.tls_cert), ("tls-key", self.tls_key), ("backend-ca", self.backend_ca)):
@@ -130,8 +146,9 @@ class ServeSettings:
             self._check_above_zero(name)
         for name in ("max_connections", "max_body_bytes", "max_header_bytes", "health_failures", "breaker_failures"):
             self._check_above_zero(name)
-        if self.retries < 0:
-            raise SettingsError(f"--retries must be >= 0, got {self.retries}")
+        for name in ("retries", "drain_grace"):
+            if getattr(self, name) < 0:
+                raise SettingsError(f"--{name.replace('_', '-')} must be >= 0, got {getattr(self, name)}")
         for name, port in (("port", self.port), ("admin-port", self.admin_port)):
             if not 0 <= port < 65536:
                 raise SettingsError(f"--{name} must be in 0 ... 65535, got {port}")
@@ -158,6 +175,11 @@ class ServeSettings:
     def backend_key(self) -> bytes | None:
         """What the router shows to backends; None to pass on what the client shows."""
         return _key("backend-key-file", self.backend_key_file, BACKEND_KEY_VARIABLE)
+
+    @property
+    def pass_patterns(self) -> list[str]:
+        """`pass_paths` one by one."""
+        return [pattern.strip() for pattern in self.pass_paths.split(",") if pattern.strip()]
 
     @property
     def is_open_to_others(self) -> bool:

@@ -9,7 +9,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from .fleet import Backend
-from .http import Headers, Scope, end_to_end
+from .http import Headers, HttpError, Scope, end_to_end
 from .settings import ServeSettings, SettingsError
 
 #: Answers of a backend that another one may do better: it is broken, starting, stopping, or behind a broken proxy.
@@ -74,8 +74,24 @@ class Upstream:
         """The backend's answer, as a context; the address is that of the backend, whatever the client wrote."""
         path = scope["raw_path"].decode("latin-1")
         query = scope["query_string"].decode("latin-1")
-        url = URL(f"{backend.url}{path}?{query}" if query else f"{backend.url}{path}", encoded=True)
+        url = checked_url(f"{backend.url}{path}?{query}" if query else f"{backend.url}{path}", backend)
         return self._session.request(scope["method"], url, headers=headers, data=body or None, allow_redirects=False)
+
+
+def checked_url(text: str, backend: Backend) -> URL:
+    """The address of a request; HttpError if it leads to anything but the backend.
+
+    Nothing that a client can write should come so far; a request with our key in it is worth a second look.
+    """
+    base = URL(backend.url, encoded=True)
+    try:
+        url = URL(text, encoded=True)
+        leads_there = (url.scheme, url.raw_authority) == (base.scheme, base.raw_authority) and not url.raw_fragment
+    except ValueError:  # no address at all
+        leads_there = False
+    if not leads_there or not text.startswith(f"{backend.url}/"):
+        raise HttpError(400, "the request target leads away from the backend")
+    return url
 
 
 def answered_headers(answer: aiohttp.ClientResponse, request_id: bytes) -> Headers:
