@@ -38,8 +38,7 @@ logger = logging.getLogger(__name__)
 _HELD_OUT = 0.3
 # Advantages beyond so many standard deviations say more about noise than about the action.
 _MOST_ADVANTAGE = 5.0
-# Of a gain on decisions that were not learned from. Weights are skewed, so intervals are too narrow: of 20 records of
-# noise two are accepted at 0.99, three of twelve at 0.9.
+# Of a gain on decisions that were not learned from. Weights are skewed, so more is asked than the usual 0.95.
 _CONFIDENCE = 0.99
 # Steps that went too far: each is undone and halves the learning rate; after so many the limit is reached.
 _MOST_UNDONE = 6
