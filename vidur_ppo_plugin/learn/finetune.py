@@ -22,15 +22,23 @@ from vidur_ppo_plugin.routing.features import FeatureTable, Observation
 from vidur_ppo_plugin.routing.prior import Prior
 from vidur_ppo_plugin.routing.snapshot import FloatArray
 
-from .off_policy import MOST_WEIGHT, Logged, block_interval, modelled_costs, robust_values
+from .off_policy import (
+    LEAST_EFFECTIVE_SIZE,
+    MOST_WEIGHT,
+    Logged,
+    block_interval,
+    effective_size,
+    importance_weights,
+    modelled_costs,
+    robust_values,
+)
 
 logger = logging.getLogger(__name__)
 
 _HELD_OUT = 0.3
 # Advantages beyond so many standard deviations say more about noise than about the action.
 _MOST_ADVANTAGE = 5.0
-# Of a gain on decisions that were not learned from. Weights are skewed, so intervals are too narrow: of 20 records of
-# noise two are accepted at 0.99, three of twelve at 0.9.
+# Of a gain on decisions that were not learned from. Weights are skewed, so more is asked than the usual 0.95.
 _CONFIDENCE = 0.99
 # Steps that went too far: each is undone and halves the learning rate; after so many the limit is reached.
 _MOST_UNDONE = 6
@@ -93,7 +101,7 @@ def finetune(
     learned, held_out = logged.part(0, first_held_out), logged.part(first_held_out, len(logged))
     old = copy.deepcopy(network).requires_grad_(False)
     kl = _learn(network, old, seen[:first_held_out], learned, parameters)
-    result = _judge(network, old, seen[first_held_out:], held_out, learned, kl, parameters.seed)
+    result = _judge(network, old, seen[first_held_out:], held_out, learned, kl)
     if not result.is_accepted:
         network.load_state_dict(old.state_dict())
     return result
@@ -216,14 +224,15 @@ def _log_probs(network: ActorCritic, observation: Observation, prior_logits: Flo
 
 
 def _judge(
-    network: ActorCritic, old: ActorCritic, seen: _Seen, held_out: Logged, learned: Logged, kl: float, seed: int
+    network: ActorCritic, old: ActorCritic, seen: _Seen, held_out: Logged, learned: Logged, kl: float
 ) -> FinetuneResult:
     """Compare the greedy policies, before and after, where neither has learned."""
     shares = {name: [_greedy(net, *one) for one in seen] for name, net in (("old", old), ("new", network))}
     modelled = modelled_costs(held_out)
     values = {name: robust_values(held_out, modelled, given) for name, given in shares.items()}
     difference = values["new"] - values["old"]
-    low, high = block_interval(difference, seed=seed, level=_CONFIDENCE)
+    low, high = block_interval(difference, level=_CONFIDENCE)
+    worth = effective_size(importance_weights(held_out, shares["new"]))
     agreement = float(np.mean([np.array_equal(*pair) for pair in zip(shares["new"], shares["old"], strict=True)]))
     largest = {name: _largest_share(given) for name, given in shares.items()}
     is_collapsed = largest["new"] > _COLLAPSED_SHARE >= largest["old"]
@@ -232,10 +241,15 @@ def _judge(
         why = "the new policy decides like the old one"
     elif is_collapsed:
         why = f"the new policy sends {100 * largest['new']:.0f} % to one replica"
+    elif worth < LEAST_EFFECTIVE_SIZE:
+        why = (
+            f"the held-out decisions are worth {worth:.0f} for the new policy, at least {LEAST_EFFECTIVE_SIZE:.0f} are "
+            "needed: record more, or with a larger --explore"
+        )
     elif high >= 0.0:
         why = "the held-out decisions show no gain beyond the noise"
     return FinetuneResult(
-        is_accepted=agreement < 1.0 and not is_collapsed and high < 0.0,
+        is_accepted=agreement < 1.0 and not is_collapsed and worth >= LEAST_EFFECTIVE_SIZE and high < 0.0,
         why=why,
         num_learned=len(learned),
         num_held_out=len(held_out),
