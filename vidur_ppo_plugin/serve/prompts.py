@@ -14,20 +14,22 @@ TOKENS_PER_MESSAGE = 4
 #: Tokens that one image or sound stands for: its true size is known to the model only.
 TOKENS_PER_ATTACHMENT = 576
 # Where a message or a part of one has text that ends in the prompt; what has none of these is an attachment.
-_TEXT_KEYS = (
-    "content",
-    "text",
-    "name",
-    "arguments",
-    "output",
-    "summary",
-    "refusal",
-    "reasoning",
-    "reasoning_content",
-    "thinking",
+_TEXT_KEYS = frozenset(
+    (
+        "content",
+        "text",
+        "name",
+        "arguments",
+        "output",
+        "summary",
+        "refusal",
+        "reasoning",
+        "reasoning_content",
+        "thinking",
+    )
 )
 # Where it has JSON that ends in the prompt, names included: calls of tools.
-_JSON_KEYS = ("tool_calls", "function_call", "input")
+_JSON_KEYS = frozenset(("tool_calls", "function_call", "input"))
 # Values that are looked at (some 20 ms of work); a body with more of them is taken for as long as it has bytes.
 _MOST_VALUES = 50_000
 _CHARACTERS_PER_NUMBER = 4
@@ -104,16 +106,18 @@ class _Reader:
                 size.attachments += 1
 
     def _open(self, item: dict[str, Any]) -> bool:
-        """Put what a message or a part of one says on the stacks; False if it says nothing."""
+        """Count the texts of a message or a part of one, put the rest on the stacks; False if it says nothing."""
         says_something = False
-        for key in _TEXT_KEYS:
-            if key in item:
+        for key, value in item.items():
+            if key in _TEXT_KEYS:
                 says_something = True
-                self._values.append(item[key])
-        for key in _JSON_KEYS:
-            if item.get(key) is not None:
+                if isinstance(value, str):
+                    self.size.characters += len(value)
+                else:
+                    self._values.append(value)
+            elif key in _JSON_KEYS and value is not None:
                 says_something = True
-                self.json_values.append(item[key])
+                self.json_values.append(value)
         return says_something
 
     def read_json(self) -> None:
