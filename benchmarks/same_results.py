@@ -30,14 +30,29 @@ HEURISTICS = (
 POLICIES = "balanced=ppo_modular:pretrained,mean=ppo_modular:pretrained@0"
 P = "--p_p_o_global_scheduler_modular_config"
 #: Columns that a clock measures, by a part of their name.
-CLOCK = ("_us", "seconds", "wall", "per_s", "time_share", "_share_time", "elapsed", "simulating", "deciding", "learning")
+CLOCK = (
+    "_us",
+    "seconds",
+    "wall",
+    "per_s",
+    "time_share",
+    "_share_time",
+    "elapsed",
+    "simulating",
+    "deciding",
+    "learning",
+)
 
 TRAININGS = {
     "marginal_delay": {
         "decisions": 16384,
         "environments": 16,
         "clusters_in_step": 4,
-        "mixture": [{"scenario": "mixed_long", "load": [0.6, 1.0]}, {"scenario": "heterogeneous"}, {"scenario": "vllm"}],
+        "mixture": [
+            {"scenario": "mixed_long", "load": [0.6, 1.0]},
+            {"scenario": "heterogeneous"},
+            {"scenario": "vllm"},
+        ],
         "policy": {"rollout_len": 64, "epochs": 2, "minibatch_size": 256, "lr": 0.003},
     },
     "look_ahead": {
@@ -81,8 +96,24 @@ ONLINE = {
     "learning": ["configs/learning.yaml"],
     "from_pretrained": ["configs/learning.yaml", f"{P}_load_checkpoint", "pretrained"],
     "plan": ["configs/plan_2025_09_18.yaml"],
-    "candidates": ["configs/learning.yaml", f"{P}_max_candidates", "2", f"{P}_reward_mode", "queue_delay", f"{P}_gamma", "0.9"],
-    "attention": ["configs/learning.yaml", f"{P}_attention_heads", "2", f"{P}_reward_mode", "hybrid", f"{P}_gamma", "0.9"],
+    "candidates": [
+        "configs/learning.yaml",
+        f"{P}_max_candidates",
+        "2",
+        f"{P}_reward_mode",
+        "queue_delay",
+        f"{P}_gamma",
+        "0.9",
+    ],
+    "attention": [
+        "configs/learning.yaml",
+        f"{P}_attention_heads",
+        "2",
+        f"{P}_reward_mode",
+        "hybrid",
+        f"{P}_gamma",
+        "0.9",
+    ],
 }
 ONLINE_REQUESTS = ["--synthetic_request_generator_config_num_requests", "1500"]
 
@@ -90,7 +121,9 @@ ONLINE_REQUESTS = ["--synthetic_request_generator_config_num_requests", "1500"]
 def run(arguments: list[str], directory: Path) -> None:
     """Run a command of ours; what it prints is kept beside its results."""
     with (directory / "log.txt").open("a") as log:
-        subprocess.run([*COMMAND, *arguments], check=True, stdout=log, stderr=log, env={**os.environ, "WANDB_MODE": "offline"})
+        subprocess.run(
+            [*COMMAND, *arguments], check=True, stdout=log, stderr=log, env={**os.environ, "WANDB_MODE": "offline"}
+        )
 
 
 def digest(table: pd.DataFrame) -> str:

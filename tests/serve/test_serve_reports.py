@@ -1,12 +1,9 @@
-"""What is read off a backend's metrics page, whatever the version calls it; what is counted of prompts and streams."""
+"""What is read off a backend's metrics page, whatever the version calls it."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from vidur_ppo_plugin.serve.reports import ALIASES, parse_report
-from vidur_ppo_plugin.serve.tokens import PromptCounter, PromptSize, StreamCounter
 
 NEW = """# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge
@@ -68,58 +65,3 @@ def test_a_page_without_the_figures_is_refused_by_name() -> None:
 def test_every_figure_has_an_alias_of_each_server() -> None:
     for names in ALIASES.values():
         assert {name.partition(":")[0] for name in names} == {"vllm", "sglang"}
-
-
-# --- Tokens ---
-
-
-def test_token_ids_are_counted_and_text_is_estimated_by_what_backends_said() -> None:
-    counter = PromptCounter()
-    assert counter.count("m", PromptSize.of({"prompt": [5, 6, 7]})) == 3
-    assert counter.count("m", PromptSize.of({"prompt": [[5, 6], [7]]})) == 3
-    text = PromptSize.of({"prompt": "x" * 400})
-    assert counter.count("m", text) == 100  # four characters a token before anybody has said anything
-    counter.learn("m", text, 200)
-    assert counter.count("m", text) == 200
-    assert counter.count("another", text) == 100
-    for _ in range(500):
-        counter.learn("m", text, 50)
-    assert counter.count("m", text) == 50
-
-
-def test_chats_count_all_texts_and_attachments() -> None:
-    chat = {
-        "messages": [
-            {"role": "system", "content": "a" * 40},
-            {"role": "user", "content": [{"type": "text", "text": "b" * 40}, {"type": "image_url", "image_url": {}}]},
-            {"role": "assistant", "content": None},
-        ]
-    }
-    size = PromptSize.of(chat)
-    assert (size.characters, size.tokens) == (80, 576)
-
-
-@pytest.mark.parametrize(
-    "body", [{}, {"prompt": None}, {"prompt": []}, {"messages": "x"}, {"messages": [1, {"content": 3}]}]
-)
-def test_whatever_a_client_sends_has_at_least_one_token(body: dict[str, object]) -> None:
-    assert PromptCounter().count("", PromptSize.of(body)) == 1
-
-
-@given(st.lists(st.integers(1, 300), min_size=1, max_size=20), st.lists(st.integers(1, 40), max_size=60))
-def test_events_are_counted_wherever_the_pieces_are_cut(sizes: list[int], cuts: list[int]) -> None:
-    text = b"".join(b'data: {"text":"' + b"x" * size + b'\\n\\n"}\n\n' for size in sizes)
-    counter, total, position = StreamCounter(), 0, 0
-    for cut in [*cuts, len(text)]:
-        if text[position : position + cut]:
-            total += counter.feed(text[position : position + cut])
-        position += cut
-    assert total == len(sizes)
-
-
-def test_usage_in_a_stream_is_taken_over_and_text_about_it_is_not() -> None:
-    counter = StreamCounter()
-    counter.feed(b'data: {"text":"\\"completion_tokens\\": 5"}\n\n')
-    assert counter.completion_tokens is None
-    counter.feed(b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":41,"total_tokens":48}}\n\n')
-    assert (counter.prompt_tokens, counter.completion_tokens) == (7, 41)

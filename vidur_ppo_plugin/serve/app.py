@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .deciding import Decider
+from .endpoints import ENDPOINTS, model_in, named_model
 from .fleet import Fleet, NoBackendError
 from .generation import Generation, Job
 from .http import (
@@ -26,13 +27,12 @@ from .instruments import Instruments
 from .passing import pass_through
 from .settings import ServeSettings
 from .targets import OWN_PATHS, PassPaths
-from .tokens import PromptSize
 from .upstream import Upstream
 
 logger = logging.getLogger(__name__)
 
 #: Paths whose requests the policy places.
-GENERATING = frozenset(("/v1/completions", "/v1/chat/completions"))
+GENERATING = frozenset(ENDPOINTS)
 #: What a request may do here at all; a path may take fewer.
 _METHODS = b"GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS"
 _MOST_LABELS = frozenset((*GENERATING, *OWN_PATHS, "/v1/models"))
@@ -151,16 +151,19 @@ class Proxy:
             receive, scope["headers"], limit=settings.max_body_bytes, timeout_s=settings.client_timeout
         )
         parsed = _parse(body)
+        endpoint = ENDPOINTS[scope["path"]]
         job = Job(
+            endpoint=endpoint,
             scope=scope,
             send=send,
             body=body,
-            model=str(parsed.get("model") or ""),
-            size=PromptSize.of(parsed),
-            is_streaming=parsed.get("stream") is True,
-            max_tokens=_max_tokens(parsed),
+            model=named_model(parsed),
+            size=endpoint.prompt_size(parsed, len(body)),
+            is_streaming=endpoint.is_streaming(parsed),
+            max_tokens=endpoint.output_limit(parsed),
             arrived_at_s=arrived_at_s,
             request_id=self._request_id(scope),
+            followed_answer=endpoint.followed_answer(parsed),
         )
         await self._while_connected(scope, receive, self._generation.run, job)
 
@@ -180,6 +183,8 @@ class Proxy:
             body,
             self._request_id(scope),
             self._clock,
+            model_in(body) if scope["method"] == "POST" else "",
+            self._generation.kept_answers.backend_of(scope["path"]),
         )
 
     async def _while_connected(self, scope: Scope, receive: Receive, work: Callable[..., Any], *arguments: Any) -> None:
@@ -256,11 +261,3 @@ def _parse(body: bytes) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         raise HttpError(400, f"the body must be a JSON object, got {type(parsed).__name__}")
     return parsed
-
-
-def _max_tokens(parsed: dict[str, Any]) -> int | None:
-    for name in ("max_completion_tokens", "max_tokens"):
-        value = parsed.get(name)
-        if isinstance(value, int) and value > 0:
-            return value
-    return None

@@ -116,12 +116,18 @@ class Decider:
         self.num_fallbacks = 0
 
     def decide(
-        self, request: RequestInfo, now_s: float, *, model: str = "", excluded: Collection[Backend] = ()
+        self,
+        request: RequestInfo,
+        now_s: float,
+        *,
+        model: str = "",
+        excluded: Collection[Backend] = (),
+        only: Backend | None = None,
     ) -> Decision:
         """Where to send a request; NoBackendError if nowhere. The policy never fails it: if it cannot decide, the
         fallback does, which is counted and logged."""
         started = time.perf_counter()
-        members, available = self._fleet.members(now_s, model=model, excluded=excluded)
+        members, available = self._fleet.members(now_s, model=model, excluded=excluded, only=only)
         snapshot = self._fleet.source.snapshot(now_s, [backend.replica for backend in members])
         snapshot.available = available
         num_available = len(members) if available is None else int(np.count_nonzero(available))

@@ -94,27 +94,30 @@ class Fleet:
         backend.is_removed = True
 
     def members(
-        self, now_s: float, *, model: str = "", excluded: Collection[Backend] = ()
+        self, now_s: float, *, model: str = "", excluded: Collection[Backend] = (), only: Backend | None = None
     ) -> tuple[list[Backend], "np.ndarray[tuple[int], np.dtype[np.bool_]] | None"]:
         """The backends that a decision sees, and which of them may be chosen (None: all); NoBackendError without any.
 
         Whoever is down is not seen at all, as if it were not there: an idle-looking dead replica would make the others
-        look busy. Those that are drained or full are seen and not chosen.
+        look busy. Those that are drained or full are seen and not chosen. A model that nobody has is for any of them to
+        refuse. `only`: the one that a request has to go to, even while it drains.
         """
         up = [backend for backend in self.backends if backend.is_up and backend.breaker.allows(now_s)]
-        is_known = bool(model) and any(backend.models is not None and model in backend.models for backend in up)
+        is_known = bool(model) and any(b.models is not None and model in b.models for b in self.backends)
         full = self._max_in_flight
-        open_to = [
-            not backend.is_draining
-            and backend.in_flight < full
-            and backend not in excluded
-            and (not is_known or backend.serves(model))
+        meant = [
+            backend is only if only is not None else not backend.is_draining and (not is_known or backend.serves(model))
             for backend in up
+        ]
+        open_to = [
+            is_meant and backend.in_flight < full and backend not in excluded
+            for is_meant, backend in zip(meant, up, strict=True)
         ]
         if all(open_to) and up:
             return up, None
         if not any(open_to):
-            raise NoBackendError(is_busy=any(b.in_flight >= full and not b.is_draining for b in up))
+            is_busy = any(is_meant and backend.in_flight >= full for is_meant, backend in zip(meant, up, strict=True))
+            raise NoBackendError(is_busy)
         return up, np.array(open_to)
 
     def retry_after_s(self) -> int:

@@ -11,12 +11,15 @@ from vidur_ppo_plugin.record.decision_log import LoggedDecision, Outcome
 from vidur_ppo_plugin.routing.snapshot import RequestInfo
 
 from .deciding import Decider, Decision
+from .endpoints import ENDPOINTS, Endpoint
 from .fleet import Backend, Fleet, NoBackendError
 from .http import ABORT, ClientGoneError, HttpError, Scope, Send, header
 from .instruments import Instruments
+from .kept_answers import KeptAnswers
+from .prompts import PromptSize
 from .recording import RecordWriter
 from .source import Flight
-from .tokens import PromptCounter, PromptSize, StreamCounter
+from .tokens import PromptCounter
 from .upstream import BROKEN, RETRIED_STATUS, Upstream, answered_headers
 
 logger = logging.getLogger(__name__)
@@ -24,8 +27,9 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Job:
-    """A client's request to generate."""
+    """A client's request to one of the paths that the policy places."""
 
+    endpoint: Endpoint
     scope: Scope
     send: Send
     body: bytes
@@ -35,6 +39,10 @@ class Job:
     max_tokens: int | None
     arrived_at_s: float
     request_id: bytes
+    #: The kept answer that it goes on from; empty if from none.
+    followed_answer: str = ""
+    #: The backend that keeps that answer, if that is known.
+    only_backend: Backend | None = None
     #: Whether the client has got something: then there is no other try.
     has_begun: bool = False
     #: Since when a piece waits for the client to take it; None if none does.
@@ -62,8 +70,10 @@ class _Attempt:
         self.decision = decision
         self.flight = flight
         self.backend = decision.backend
-        self.counter = StreamCounter()
-        self.first_byte_at_s: float | None = None
+        self.counter = job.endpoint.counter()
+        #: By which the client can ask for this answer later; empty if it cannot.
+        self.answer_id = ""
+        self.first_token_at_s: float | None = None
         self.status = "gone"
 
     @property
@@ -97,13 +107,15 @@ class Generation:
         self._client_timeout_s = client_timeout_s
         self._record = record
         self._clock = clock
-        self._prompts = PromptCounter()
+        self._prompts = {path: PromptCounter() for path in ENDPOINTS}
+        #: Where answers are that backends keep.
+        self.kept_answers = KeptAnswers()
         self._num_decisions = 0
         self._streaming: set[Job] = set()
 
     async def run(self, job: Job) -> None:
         """Serve a request; HttpError or NoBackendError if no backend could."""
-        info = self._source.request_info(self._prompts.count(job.model, job.size), job.arrived_at_s)
+        info = self._source.request_info(self._count_prompt(job), job.arrived_at_s)
         self._instruments.prompt_tokens.inc(info.prompt_tokens)
         tried: list[Backend] = []
         failure: _BackendError | None = None
@@ -122,6 +134,15 @@ class Generation:
             tried.append(attempt.backend)
             if job.has_begun or not failure.may_retry or len(tried) > self._retries:
                 raise failure.answer
+
+    def _count_prompt(self, job: Job) -> int:
+        """Tokens of a prompt, with those of the answer that it goes on from, if the router knows where that is."""
+        num_tokens = self._prompts[job.endpoint.path].count(job.model, job.size)
+        followed = self.kept_answers.find(job.followed_answer) if job.followed_answer else None
+        if followed is None:
+            return num_tokens
+        job.only_backend = followed.backend
+        return num_tokens + followed.num_tokens
 
     async def _try(self, attempt: "_Attempt") -> "_BackendError | None":
         """Serve a job at one backend; what went wrong, or None."""
@@ -143,7 +164,7 @@ class Generation:
 
     def _place(self, job: Job, info: RequestInfo, tried: list[Backend]) -> _Attempt:
         now_s = self._clock()
-        decision = self._decider.decide(info, now_s, model=job.model, excluded=tried)
+        decision = self._decider.decide(info, now_s, model=job.model, excluded=tried, only=job.only_backend)
         backend = decision.backend
         backend.breaker.on_send(now_s)
         backend.in_flight += 1
@@ -189,10 +210,11 @@ class Generation:
         """An answer in one piece: read to its end before the client gets a byte, so that another try is possible."""
         job = attempt.job
         body = await answer.read()
-        attempt.first_byte_at_s = now_s = self._clock()
+        attempt.first_token_at_s = now_s = self._clock()
         attempt.status = "ok" if answer.status == 200 else "rejected"
         if answer.status == 200 and not answer.headers.get("content-encoding"):
-            attempt.counter.read_usage(body)
+            attempt.counter.read_whole(body)
+            attempt.answer_id = job.endpoint.answer_id(body)
             missing = (attempt.counter.completion_tokens or 0) - attempt.flight.num_tokens
             if missing > 0:
                 self._source.on_tokens(attempt.flight, missing, now_s)
@@ -207,11 +229,11 @@ class Generation:
         """Pieces as they come. Nothing is sent before the first one: until then another backend can take over."""
         job, send, source, flight = attempt.job, attempt.job.send, self._source, attempt.flight
         feed, clock, content = attempt.counter.feed, self._clock, answer.content
+        has_named_events = job.endpoint.has_named_events
         piece = await content.readany()
         if not piece:
             raise aiohttp.ServerDisconnectedError("the stream ended before its first byte")
-        attempt.first_byte_at_s = clock()
-        self._instruments.ttft_seconds.observe(attempt.first_byte_at_s - job.arrived_at_s)
+        self._on_first_piece(attempt, piece)
         job.has_begun = True
         job.task = asyncio.current_task()
         self._streaming.add(job)
@@ -224,8 +246,14 @@ class Generation:
                 }
             )
             while piece:
-                source.on_tokens(flight, feed(piece), clock())
-                job.blocked_since_s = clock()
+                now_s, num_tokens = clock(), feed(piece)
+                # Where events have names, those of tokens are known, and the first ones come before any token.
+                if num_tokens or not has_named_events:
+                    source.on_tokens(flight, num_tokens, now_s)
+                    if attempt.first_token_at_s is None:
+                        attempt.first_token_at_s = now_s
+                        self._instruments.ttft_seconds.observe(now_s - job.arrived_at_s)
+                job.blocked_since_s = now_s
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
                 job.blocked_since_s = None
                 piece = await content.readany()
@@ -239,9 +267,13 @@ class Generation:
         job = attempt.job
         if not (job.has_begun and job.is_streaming):
             return
-        event = b"data: " + error.body + b"\n\ndata: [DONE]\n\n"
-        await job.send({"type": "http.response.body", "body": event, "more_body": True})
+        await job.send({"type": "http.response.body", "body": job.endpoint.last_events(error), "more_body": True})
         await job.send({"type": "http.response.body", "body": b""})
+
+    def _on_first_piece(self, attempt: _Attempt, piece: bytes) -> None:
+        attempt.answer_id = attempt.job.endpoint.answer_id(piece)
+        if attempt.answer_id:  # the client may ask for it before it is complete
+            self.kept_answers.add(attempt.answer_id, attempt.backend, 0)
 
     # --- What came of it ---
 
@@ -272,14 +304,17 @@ class Generation:
         if is_ok:
             self._instruments.latency_seconds.observe(now_s - job.arrived_at_s)
             self._instruments.output_tokens.inc(tokens)
-            if attempt.counter.prompt_tokens is not None:
-                self._prompts.learn(job.model, job.size, attempt.counter.prompt_tokens)
+            prompt_tokens = attempt.counter.prompt_tokens
+            if attempt.answer_id:
+                self.kept_answers.add(attempt.answer_id, backend, (prompt_tokens or 0) + tokens)
+            if prompt_tokens is not None and not job.followed_answer:
+                self._prompts[job.endpoint.path].learn(job.model, job.size, prompt_tokens)
         if self._record is not None:
             self._record.add(self._logged(attempt, now_s, tokens))
 
     def _logged(self, attempt: _Attempt, now_s: float, tokens: int) -> LoggedDecision:
         decision, job = attempt.decision, attempt.job
-        first_s = attempt.first_byte_at_s
+        first_s = attempt.first_token_at_s
         return LoggedDecision(
             number=attempt.number,
             snapshot=decision.snapshot,

@@ -23,7 +23,7 @@ class Instruments:
         )
         self.ttft_seconds = Histogram(
             "vidur_ppo_time_to_first_token_seconds",
-            "From the request's arrival to the first byte of a stream.",
+            "From the request's arrival to the first token of a stream.",
             buckets=_SECONDS_BUCKETS,
             registry=registry,
         )

@@ -1,4 +1,4 @@
-"""Paths that are not about generating: they go to the backend with the fewest requests, and come back as they are."""
+"""Paths that the policy does not place: they go to the backend with the fewest requests, and come back as they are."""
 
 from collections.abc import Callable
 
@@ -17,11 +17,16 @@ async def pass_through(
     body: bytes,
     request_id: bytes,
     clock: Callable[[], float],
+    model: str = "",
+    only: Backend | None = None,
 ) -> None:
-    """One request; tried once elsewhere if nobody listens, since what it does is not known."""
+    """One request; tried once elsewhere if nobody listens, since what it does is not known.
+
+    `model`: the one that it names, for which some backends may be wrong; `only`: the backend that it is about.
+    """
     tried: list[Backend] = []
     while True:
-        members, available = fleet.members(clock(), excluded=tried)
+        members, available = fleet.members(clock(), model=model, excluded=tried, only=only)
         open_to = [b for index, b in enumerate(members) if available is None or available[index]]
         backend = min(open_to, key=lambda candidate: candidate.in_flight)
         backend.in_flight += 1

@@ -1,21 +1,22 @@
-"""vLLM's API over an engine: completions, chat, models, health, metrics; the text is made up, the times are not."""
+"""vLLM's API over an engine: generation, embeddings, models, health, metrics; text is made up, times are not."""
 
 import asyncio
 import contextlib
 import json
-import time
-import uuid
+from collections import OrderedDict
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from ..http import ClientGoneError, HttpError, Receive, Scope, Send, answer, read_body
+from .apis import APIS, Api
 from .engine import Engine, Sequence
+from .replies import Reply, ResponsesReply
 
 _MAX_BODY_BYTES = 32 * 1024 * 1024
 _TIMEOUT_S = 60.0
-_DEFAULT_OUTPUT_TOKENS = 16  # vLLM's and OpenAI's default of max_tokens
-_CHARACTERS_PER_TOKEN = 4
+# Answers of /v1/responses that are kept.
+_MOST_RESPONSES = 1000
 _LABELS = ["engine", "model_name"]
 _SECONDS_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
@@ -78,6 +79,7 @@ class StandIn:
         self.engine = engine
         self._model = model
         self._metrics = Metrics(engine, model, with_old_names=with_old_names)
+        self._responses: OrderedDict[str, bytes] = OrderedDict()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -91,8 +93,10 @@ class StandIn:
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
-        if path in ("/v1/completions", "/v1/chat/completions") and scope["method"] == "POST":
-            await self._generate(scope, receive, send, is_chat=path.endswith("chat/completions"))
+        if path in APIS and scope["method"] == "POST":
+            await self._generate(scope, receive, send, APIS[path])
+        elif path.startswith("/v1/responses/"):
+            await self._answer_about_response(send, path, scope["method"])
         elif path == "/health":
             await answer(send, 200, b"")
         elif path == "/metrics":
@@ -110,13 +114,11 @@ class StandIn:
         else:
             raise HttpError(404, "Not Found", kind="NotFoundError")
 
-    async def _generate(self, scope: Scope, receive: Receive, send: Send, *, is_chat: bool) -> None:
+    async def _generate(self, scope: Scope, receive: Receive, send: Send, api: Api) -> None:
         body = await read_body(receive, scope["headers"], limit=_MAX_BODY_BYTES, timeout_s=_TIMEOUT_S)
         request = self._parsed(body)
-        prompt_tokens = _prompt_tokens(request, is_chat=is_chat)
-        output_tokens = request.get("max_completion_tokens") or request.get("max_tokens") or _DEFAULT_OUTPUT_TOKENS
-        if not isinstance(output_tokens, int) or output_tokens < 1:
-            raise HttpError(400, f"max_tokens must be at least 1, got {output_tokens!r}", kind="BadRequestError")
+        prompt_tokens = api.prompt_tokens(request) + self._tokens_before(request)
+        output_tokens = api.output_tokens(request)
         if prompt_tokens + output_tokens > self.engine.max_model_len:
             raise HttpError(
                 400,
@@ -124,22 +126,51 @@ class StandIn:
                 f"{prompt_tokens} in the prompt and {output_tokens} for the completion.",
                 kind="BadRequestError",
             )
-        reply = _Reply(self._model, prompt_tokens, is_chat=is_chat)
+        reply = api.reply(self._model, prompt_tokens, request)
         number, sequence = self.engine.submit(prompt_tokens, output_tokens)
         watch = asyncio.ensure_future(receive())
         try:
-            if request.get("stream"):
-                await self._stream(send, reply, sequence, watch, request.get("stream_options") or {})
+            if request.get("stream") and api.output_limits:
+                await self._stream(send, reply, sequence, watch)
             else:
                 await self._whole(send, reply, sequence, watch)
         finally:
             watch.cancel()
             self.engine.abort(number)
 
+    # --- /v1/responses keeps its answers, as vLLM does with VLLM_ENABLE_RESPONSES_API_STORE=1 ---
+
+    def _tokens_before(self, request: dict[str, Any]) -> int:
+        """Tokens of what a request goes on from."""
+        before = request.get("previous_response_id")
+        if before is None:
+            return 0
+        return int(json.loads(self._response(str(before)))["usage"]["total_tokens"])
+
+    def _response(self, response_id: str) -> bytes:
+        if response_id not in self._responses:
+            raise HttpError(404, f"Response with id '{response_id}' not found.", kind="invalid_request_error")
+        return self._responses[response_id]
+
+    def _keep(self, reply: Reply, output_tokens: int) -> None:
+        if isinstance(reply, ResponsesReply):
+            self._responses[reply.id] = reply.whole(output_tokens)
+            if len(self._responses) > _MOST_RESPONSES:
+                self._responses.popitem(last=False)
+
+    async def _answer_about_response(self, send: Send, path: str, method: str) -> None:
+        response_id, _, verb = path.removeprefix("/v1/responses/").partition("/")
+        kept = self._response(response_id)
+        if method == "POST" and verb == "cancel":
+            raise HttpError(400, "Cannot cancel a synchronous response.")
+        if method != "GET" or verb:
+            raise HttpError(405, "Method Not Allowed", kind="MethodNotAllowed")
+        await answer(send, 200, kept)
+
     def _parsed(self, body: bytes) -> dict[str, Any]:
         try:
             request = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise HttpError(400, "JSON decode error", kind="BadRequestError") from None
         if not isinstance(request, dict):
             raise HttpError(400, "the body must be an object", kind="BadRequestError")
@@ -147,33 +178,29 @@ class StandIn:
             raise HttpError(404, f"The model `{request['model']}` does not exist.", kind="NotFoundError")
         return request
 
-    async def _whole(self, send: Send, reply: "_Reply", sequence: Sequence, watch: "asyncio.Future[Any]") -> None:
+    async def _whole(self, send: Send, reply: Reply, sequence: Sequence, watch: "asyncio.Future[Any]") -> None:
         while not sequence.is_finished:
             await self._wait(sequence, watch)
         self._observe(sequence)
+        self._keep(reply, sequence.output_tokens)
         await answer(send, 200, reply.whole(sequence.output_tokens))
 
-    async def _stream(
-        self,
-        send: Send,
-        reply: "_Reply",
-        sequence: Sequence,
-        watch: "asyncio.Future[Any]",
-        options: dict[str, Any],
-    ) -> None:
+    async def _stream(self, send: Send, reply: Reply, sequence: Sequence, watch: "asyncio.Future[Any]") -> None:
         headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         num_sent = 0
+        if reply.begins_at_once:
+            await send({"type": "http.response.body", "body": reply.begin(), "more_body": True})
         while num_sent < sequence.output_tokens:
             await self._wait(sequence, watch)
-            events = [reply.role()] if num_sent == 0 and reply.is_chat else []
+            events = [reply.begin()] if num_sent == 0 and not reply.begins_at_once else []
             while num_sent < sequence.num_made:
                 num_sent += 1
                 events.append(reply.token(is_last=num_sent == sequence.output_tokens))
             await send({"type": "http.response.body", "body": b"".join(events), "more_body": True})
         self._observe(sequence)
-        end = reply.usage(num_sent) if options.get("include_usage") else b""
-        await send({"type": "http.response.body", "body": end + b"data: [DONE]\n\n"})
+        self._keep(reply, num_sent)
+        await send({"type": "http.response.body", "body": reply.end(num_sent)})
 
     async def _wait(self, sequence: Sequence, watch: "asyncio.Future[Any]") -> None:
         """Until there is something new, or nobody to get it."""
@@ -194,75 +221,6 @@ class StandIn:
         self._metrics.latency.observe(now_s - sequence.arrived_at_s)
         if sequence.output_tokens > 1:
             self._metrics.tbt.observe((now_s - first_s) / (sequence.output_tokens - 1))
-
-
-class _Reply:
-    """The JSON of an answer."""
-
-    def __init__(self, model: str, prompt_tokens: int, *, is_chat: bool) -> None:
-        self.is_chat = is_chat
-        self._prompt_tokens = prompt_tokens
-        self._head = {
-            "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{uuid.uuid4().hex}",
-            "object": "chat.completion.chunk" if is_chat else "text_completion",
-            "created": int(time.time()),
-            "model": model,
-        }
-        self._token, self._last = (self._choice_event(end) for end in (None, "length"))
-
-    def role(self) -> bytes:
-        """The first event of a chat."""
-        choice = {"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-        return _event({**self._head, "choices": [choice]})
-
-    def token(self, *, is_last: bool) -> bytes:
-        """The event of a token."""
-        return self._last if is_last else self._token
-
-    def usage(self, output_tokens: int) -> bytes:
-        """The event after the last one, for clients that ask for it."""
-        return _event({**self._head, "choices": [], "usage": self._usage(output_tokens)})
-
-    def whole(self, output_tokens: int) -> bytes:
-        """The answer in one piece."""
-        text = " token" * output_tokens
-        choice: dict[str, Any] = {"index": 0, "finish_reason": "length"}
-        choice |= {"message": {"role": "assistant", "content": text}} if self.is_chat else {"text": text}
-        head = {**self._head, "object": "chat.completion" if self.is_chat else "text_completion"}
-        return json.dumps({**head, "choices": [choice], "usage": self._usage(output_tokens)}).encode()
-
-    def _choice_event(self, finish_reason: str | None) -> bytes:
-        choice: dict[str, Any] = {"index": 0, "finish_reason": finish_reason}
-        choice |= {"delta": {"content": " token"}} if self.is_chat else {"text": " token"}
-        return _event({**self._head, "choices": [choice]})
-
-    def _usage(self, output_tokens: int) -> dict[str, int]:
-        prompt = self._prompt_tokens
-        return {"prompt_tokens": prompt, "completion_tokens": output_tokens, "total_tokens": prompt + output_tokens}
-
-
-def _event(value: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(value).encode() + b"\n\n"
-
-
-def _prompt_tokens(request: dict[str, Any], *, is_chat: bool) -> int:
-    key = "messages" if is_chat else "prompt"
-    prompt = request.get(key)
-    if not isinstance(prompt, (str, list)) or not prompt:
-        raise HttpError(400, f"{key} is missing or of the wrong type", kind="BadRequestError")
-    if isinstance(prompt, list) and all(isinstance(token, int) for token in prompt):
-        return len(prompt)
-    characters = len(prompt) if isinstance(prompt, str) else sum(_characters(part) for part in prompt)
-    return max(1, characters // _CHARACTERS_PER_TOKEN)
-
-
-def _characters(part: Any) -> int:
-    if isinstance(part, str):
-        return len(part)
-    content = part.get("content", "") if isinstance(part, dict) else ""
-    if isinstance(content, list):
-        return sum(len(piece.get("text", "")) for piece in content if isinstance(piece, dict))
-    return len(content) if isinstance(content, str) else 0
 
 
 async def serve(app: StandIn, host: str, port: int) -> None:
