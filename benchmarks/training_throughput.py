@@ -157,7 +157,7 @@ def sb3(config: TrainConfig, clusters: dict[str, Cluster], limit_s: float) -> di
     evaluated_every = max(1, 4096 // size) * size
     callback = RolloutTimes()
     result = {"sb3_reached": 0.0, "sb3_quality_s": limit_s}
-    while spent_s < limit_s:
+    while model.num_timesteps == 0 or spent_s < limit_s:
         began_s = time.perf_counter()
         model.learn(evaluated_every, callback=callback, reset_num_timesteps=False)
         spent_s += time.perf_counter() - began_s
