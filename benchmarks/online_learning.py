@@ -155,7 +155,10 @@ def study(workload: str, options: argparse.Namespace, directory: Path) -> dict[s
 
 def with_defaults(spec: SchedulerSpec) -> SchedulerSpec:
     """The twin wants to be told the settings of size_split."""
-    return spec.with_options(**dataclasses.asdict(SizeSplitFlags())) if spec.kind == TUNED else spec
+    if spec.kind != TUNED:
+        return spec
+    flags = SizeSplitFlags()
+    return spec.with_options(threshold_tokens=flags.threshold_tokens, num_long_replicas=flags.num_long_replicas)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

@@ -260,7 +260,7 @@ def measure_in(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
         backends = []
         for index in range(2):
             port = free_port()
-            command = [sys.executable, str(Path(__file__).with_name("instant_backend.py")), str(port)]
+            command = [sys.executable, str(Path(__file__).with_name("_instant_backend.py")), str(port)]
             stack.enter_context(running(command, port, directory / f"backend{index}.log"))
             backends.append(f"http://127.0.0.1:{port}")
         ports = {DIRECT: int(backends[0].rpartition(":")[2])}

@@ -147,7 +147,7 @@ def _collect(trainer: Trainer) -> int:
 
 def sb3(config: TrainConfig, clusters: dict[str, Cluster], limit_s: float) -> dict[str, float]:
     """The same with Stable-Baselines3: rollouts per second, and seconds until the quality was reached."""
-    from sb3_policy import RolloutTimes, build_model  # beside this file; imports Stable-Baselines3
+    from _sb3_policy import RolloutTimes, build_model  # beside this file; imports Stable-Baselines3
 
     began_s = time.perf_counter()
     model = build_model(config)
