@@ -63,13 +63,20 @@ POLICY = "policy"
 
 def preferences(options: argparse.Namespace) -> Results:
     """Policies and the prior on seeds for tuning."""
-    values = [float(text) for text in options.preferences.split(",")]
-    policies = [f"{value:g}=ppo_modular:{options.checkpoint}@{value:g}" for value in values]
-    scenarios = [resized(find_scenario(name), options.requests) for name in options.scenarios.split(",")]
+    policies = [f"{value:g}=ppo_modular:{options.checkpoint}@{value:g}" for value in options.preferences]
+    scenarios = [resized(find_scenario(name), options.requests) for name in names_of(options.scenarios)]
     schedulers = parse_schedulers([PRIOR, *policies])
     setup, results = open_results(options.out, scenarios, schedulers, TUNING[: options.seeds])
     run_cells(setup, results, lambda _: True, options.jobs)
     return results
+
+
+def names_of(text: str) -> list[str]:
+    """Names of scenarios; ScenarioError for the one that has no requests of its own."""
+    names = text.split(",")
+    if REPLAY in names:
+        raise ScenarioError(f"--scenarios: {REPLAY!r} has no requests without a trace: leave it out")
+    return names
 
 
 def resized(scenario: Scenario, num_requests: int | None) -> Scenario:
@@ -162,13 +169,12 @@ def trade_off(options: argparse.Namespace) -> Results:
     """The policies, every heuristic, and size_split at every setting in its own scenario."""
     scenarios = [
         with_other_requests(resized(find_scenario(name), options.requests), options)
-        for name in options.scenarios.split(",")
+        for name in names_of(options.scenarios)
     ]
     splits = {scenario.name: size_splits(scenario, options.quick) for scenario in scenarios}
-    tails = [float(text) for text in options.tails.split(",")]
     heuristics = [name for name in (*STOCK, *HEURISTICS) if name != TUNED]
     everywhere = parse_schedulers(
-        [*(f"tail {tail:g}=ppo_modular:{options.checkpoint}@{tail:g}" for tail in tails), *heuristics]
+        [*(f"tail {tail:g}=ppo_modular:{options.checkpoint}@{tail:g}" for tail in options.tails), *heuristics]
     )
     specs = {spec.label: spec for spec in (*everywhere, *(spec for own in splits.values() for spec in own))}
     setup, results = open_results(options.out, scenarios, list(specs.values()), COMPARISON[: options.seeds])
@@ -220,6 +226,14 @@ QUICK = {
 }
 
 
+def numbers(text: str) -> list[float]:
+    """Numbers with commas between them, as an argument's type."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be numbers with commas, got {text!r}") from None
+
+
 def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     """The command line; the first word says which options there are."""
     if len(sys.argv) < 2 or sys.argv[1] not in KINDS:
@@ -234,7 +248,7 @@ def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
     parser.add_argument("--checkpoint", default="pretrained", help="a policy: a checkpoint or the directory of its run")
     parser.add_argument("--jobs", type=positive, default=1)
     if kind == "preferences":
-        parser.add_argument("--preferences", default="0.5,0.6,0.7,0.8")
+        parser.add_argument("--preferences", type=numbers, default="0.5,0.6,0.7,0.8")
         parser.add_argument("--scenarios", default=",".join(name for name in scenario_names() if name != REPLAY))
         parser.add_argument("--requests", type=positive, help="of each run; the scenario's own unless given")
         parser.add_argument("--seeds", type=positive, default=16)
@@ -246,7 +260,9 @@ def parse() -> tuple[argparse.ArgumentParser, argparse.Namespace]:
         parser.add_argument("--requests-per-replica", type=positive, default=1000)
     else:
         parser.add_argument("--scenarios", default="mixed_long,mixed")
-        parser.add_argument("--tails", default=f"0,0.25,0.5,{BALANCED},1", help="tail_preferences of the policy")
+        parser.add_argument(
+            "--tails", type=numbers, default=f"0,0.25,0.5,{BALANCED},1", help="tail_preferences of the policy"
+        )
         parser.add_argument("--trace", type=Path, help="a CSV of arrival times and lengths")
         parser.add_argument("--lengths", help="other lengths than the scenario's, as in docs/scenarios.md")
         parser.add_argument("--name", help="what the scenario with --lengths is called")
@@ -271,7 +287,7 @@ def main() -> int:
 
     try:
         return report(options, make, lambda made: [f"{made['cells']} cells in {made['directory']}"])
-    except (SchedulerError, ScenarioError, ResultsError, ValueError) as error:
+    except (SchedulerError, ScenarioError, ResultsError) as error:
         parser.error(str(error))
 
 
