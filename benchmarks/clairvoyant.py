@@ -1,7 +1,7 @@
 """How much room there is: a router that knows the future tries every replica out before it decides.
 
     python benchmarks/clairvoyant.py [--policy FILE.npz] [--tail 0] [--scenarios mixed_long,mixed] [--later 25]
-        [--seeds 4] [--requests N] [--squared 0] [--json]
+        [--seeds 4] [--requests N] [--squared 0] [--json] [--quick]
 
 Every request is followed on every replica into the very future that will come: the --later requests a replica that
 arrive next, with their true lengths, placed as the policy would, and everybody served to the last token; it goes where
@@ -13,17 +13,18 @@ unless --policy names a file that `vidur-ppo export` wrote.
 """
 
 import argparse
-import json
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import policy_runs
-from policy_runs import METRICS, PRIOR, Rows, change, text_of
+from _reporting import new_parser, parse_options, positive, report
+from _requirements import METRICS, PRIOR, change, text_of
 
 from vidur_ppo_plugin import _autoload, pretrained
+from vidur_ppo_plugin.compare.engines import run_cell
 from vidur_ppo_plugin.compare.schedulers import parse_schedulers
 from vidur_ppo_plugin.compare.seeds import COMPARISON
 from vidur_ppo_plugin.policy.compiled_actor import CompiledActor
@@ -34,6 +35,9 @@ from vidur_ppo_plugin.scenario import Scenario, find_scenario
 from vidur_ppo_plugin.train.clusters import Cluster, build_clusters
 from vidur_ppo_plugin.twin.acting import ActingTwin
 from vidur_ppo_plugin.twin.look_ahead import look_ahead
+
+#: The metrics of each seed.
+Rows = list[dict[str, float]]
 
 
 def open_twin(scenario: Scenario, cluster: Cluster, options: argparse.Namespace) -> tuple[ActingTwin, CompiledActor]:
@@ -96,51 +100,57 @@ def study(scenario: Scenario, options: argparse.Namespace) -> dict[str, Any]:
     """Changes against PRIOR."""
     cluster = build_clusters([scenario.name])[scenario.name]
     (prior,) = parse_schedulers([PRIOR])
-    theirs = policy_runs.run_grid(scenario, [prior], list(COMPARISON[: options.seeds]), jobs=1)[PRIOR]
-    return {
-        name: {
-            metric: change(rows, theirs, metric)
-            for rows in [run(scenario, cluster, options, knows_the_future=name == "clairvoyant")]
-            for metric in METRICS
+    seeds = COMPARISON[: options.seeds]
+    theirs = [run_cell(scenario, prior, seed, engine="twin").metrics(scenario) for seed in seeds]
+    found = {}
+    for name in ("policy", "clairvoyant"):
+        ours = run(scenario, cluster, options, knows_the_future=name == "clairvoyant")
+        found[name] = {
+            metric: change((row[metric] for row in ours), (row[metric] for row in theirs)) for metric in METRICS
         }
-        for name in ("policy", "clairvoyant")
-    }
+    return found
 
 
-def main() -> int:
-    """Run, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    shipped = pretrained.find(pretrained.DEFAULT)
-    assert shipped is not None
-    parser.add_argument("--policy", type=Path, default=shipped.policy)
-    parser.add_argument("--tail", type=float, default=0.0, help="tail_preference")
-    parser.add_argument("--scenarios", default="mixed_long,mixed")
-    parser.add_argument("--later", type=int, default=25, help="requests that are followed, for each replica")
-    parser.add_argument("--squared", type=float, default=0.0, help="weight of the squared latency")
-    parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--requests", type=int, help="of each run; the scenario's own unless given")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    options = parser.parse_args()
-    if not 0.0 <= options.tail <= 1.0:
-        parser.error(f"--tail must be from 0 to 1, got {options.tail}")
-    if options.later < 1 or not 1 <= options.seeds <= len(COMPARISON) or options.squared < 0:
-        parser.error(f"--later must be >= 1, --seeds from 1 to {len(COMPARISON)}, --squared >= 0")
-    if not options.policy.is_file():
-        parser.error(f"--policy: there is no file {options.policy}; `vidur-ppo export CHECKPOINT FILE.npz` writes one")
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """All scenarios."""
     _autoload.install()
     results = {}
     for name in options.scenarios.split(","):
         scenario = find_scenario(name)
         results[name] = study(scenario.at(num_requests=options.requests or scenario.num_requests), options)
         print(f"{name} done", file=sys.stderr)
-    if options.json:
-        print(json.dumps({"policy": str(options.policy), "tail_preference": options.tail, "scenarios": results}))
-        return 0
-    print(f"against {PRIOR}, {options.seeds} seeds\n\n| | | " + " | ".join(METRICS) + " |\n|---|---|" + "---|" * 4)
-    for name, result in results.items():
-        for router, entries in result.items():
-            print(f"| {name} | {router} | " + " | ".join(text_of(entries[metric]) for metric in METRICS) + " |")
-    return 0
+    return {"policy": str(options.policy), "tail_preference": options.tail, "scenarios": results}
+
+
+def lines_of(result: dict[str, Any]) -> Iterator[str]:
+    """The result for people."""
+    yield f"against {PRIOR}\n\n| | | seeds | " + " | ".join(METRICS) + " |\n|---|---|---|" + "---|" * len(METRICS)
+    for name, by_router in result["scenarios"].items():
+        for router, entries in by_router.items():
+            cells = [str(entries[METRICS[0]]["seeds"]), *(text_of(entries[metric]) for metric in METRICS)]
+            yield f"| {name} | {router} | " + " | ".join(cells) + " |"
+
+
+def main() -> int:
+    """Run, print."""
+    parser = new_parser(__doc__)
+    shipped = pretrained.find(pretrained.DEFAULT)
+    assert shipped is not None
+    parser.add_argument("--policy", type=Path, default=shipped.policy)
+    parser.add_argument("--tail", type=float, default=0.0, help="tail_preference")
+    parser.add_argument("--scenarios", default="mixed_long,mixed")
+    parser.add_argument("--later", type=positive, default=25, help="requests that are followed, for each replica")
+    parser.add_argument("--squared", type=float, default=0.0, help="weight of the squared latency")
+    parser.add_argument("--seeds", type=positive, default=4)
+    parser.add_argument("--requests", type=positive, help="of each run; the scenario's own unless given")
+    options = parse_options(parser, quick={"scenarios": "mixed_long", "later": 2, "seeds": 1, "requests": 50})
+    if not 0.0 <= options.tail <= 1.0:
+        parser.error(f"--tail must be from 0 to 1, got {options.tail}")
+    if options.seeds > len(COMPARISON) or options.squared < 0:
+        parser.error(f"--seeds must be at most {len(COMPARISON)} and --squared >= 0")
+    if not options.policy.is_file():
+        parser.error(f"--policy: there is no file {options.policy}; `vidur-ppo export CHECKPOINT FILE.npz` writes one")
+    return report(options, lambda: measure(options), lines_of)
 
 
 if __name__ == "__main__":

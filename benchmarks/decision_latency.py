@@ -1,9 +1,9 @@
 """What one decision of `ppo_modular` costs: observe, features, prior, policy, sample.
 
-    python benchmarks/decision_latency.py [--json] [--decisions 1200]
+    python benchmarks/decision_latency.py [--json] [--quick] [--decisions 1200]
 
-In real simulations at the default flags: the cluster is loaded (quickstart's 2.5 requests per second and replica), then
-decisions are timed in two ways, each of the four calls that make up deciding on its own.
+In real simulations of `configs/learning.yaml`, learning from nothing: the cluster is loaded (2.5 requests per second
+and replica), then decisions are timed in two ways, each of the four calls that make up deciding on its own.
 
 - In a pause: the simulation stands still, and the requests that arrive next are placed one after the other, as
   `_place` does but for rewards and learning. As many replicas count as changed as change between two decisions. These
@@ -14,27 +14,26 @@ decisions are timed in two ways, each of the four calls that make up deciding on
 Reported is the median of the best block of 100, because other work on the machine only ever adds time.
 
 Limits: 60 us at 4 replicas, 150 us at 64, 250 us at 1,024 with max_candidates 16. Exit status 1 if one is missed.
-For information: the same in inference (greedy), and 1,024 replicas without max_candidates.
+For information: the policy that comes with the package in inference, also on 1,024 replicas without max_candidates.
 """
 
-import argparse
-import contextlib
 import heapq
-import io
-import json
 import logging
 import random
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from _reporting import new_parser, parse_options, positive, report
+
 from vidur_ppo_plugin import _autoload
 
+CONFIG = Path(__file__).resolve().parents[1] / "configs" / "learning.yaml"
 PREFIX = "p_p_o_global_scheduler_modular_config_"
 QPS_PER_REPLICA = 2.5
 BLOCK = 100
@@ -44,21 +43,22 @@ PARTS = ("request", "snapshot", "features", "policy")
 
 @dataclass(frozen=True)
 class Case:
-    """A cluster to measure: its name, size, and flags other than the defaults."""
+    """A cluster to measure: its name, size, and flags of `ppo_modular` other than those of CONFIG."""
 
     name: str
     num_replicas: int
     flags: dict[str, Any] = field(default_factory=dict)
 
 
+SHIPPED = {"load_checkpoint": "pretrained", "inference_only": True}
 CASES = (
     Case("4", 4),
     Case("64", 64),
     Case("1024", 1024, {"max_candidates": 16}),
-    Case("4 inference", 4, {"inference_only": True}),
-    Case("64 inference", 64, {"inference_only": True}),
-    Case("1024 inference", 1024, {"inference_only": True, "max_candidates": 16}),
-    Case("1024 inference, all candidates", 1024, {"inference_only": True}),
+    Case("4 inference", 4, SHIPPED),
+    Case("64 inference", 64, SHIPPED),
+    Case("1024 inference", 1024, {**SHIPPED, "max_candidates": 16}),
+    Case("1024 inference, all candidates", 1024, SHIPPED),
 )
 
 
@@ -105,8 +105,7 @@ def build(case: Case, num_requests: int, directory: Path) -> Any:
     from vidur_ppo_plugin.sim.launch import _argv
 
     flags = {
-        **load_flags(None),
-        "global_scheduler_config_type": "ppo_modular",
+        **load_flags(str(CONFIG)),
         "cluster_config_num_replicas": case.num_replicas,
         "synthetic_request_generator_config_num_requests": num_requests,
         "poisson_request_interval_generator_config_qps": QPS_PER_REPLICA * case.num_replicas,
@@ -121,12 +120,11 @@ def build(case: Case, num_requests: int, directory: Path) -> Any:
     return Simulator(config)
 
 
-def measure(case: Case, num_decisions: int, directory: Path) -> dict[str, Any]:
+def measure_case(case: Case, num_decisions: int, directory: Path) -> dict[str, Any]:
     """Load the cluster, then time decisions in the run and in a pause."""
     warm_up = max(400, 3 * case.num_replicas)
     num_placed = warm_up + num_decisions
-    with contextlib.redirect_stdout(io.StringIO()):
-        simulator = build(case, num_placed + num_decisions, directory)
+    simulator = build(case, num_placed + num_decisions, directory)
     watch = Stopwatch(simulator.scheduler)
     # The loop of Simulator.run, up to here.
     while len(watch.decisions) < num_placed:
@@ -137,13 +135,17 @@ def measure(case: Case, num_decisions: int, directory: Path) -> dict[str, Any]:
     num_moved = statistics.median(watch.num_moved[warm_up:])
     place_in_pause(simulator, round(num_moved))
     simulator.scheduler._abandon()  # no report and no checkpoint of a run that was cut off
+    updates = simulator.scheduler.agent.ppo.num_updates
+    if (updates > 0) == bool(case.flags.get("inference_only")):
+        raise RuntimeError(f"{case.name}: {updates} updates, which is not what this case is there to measure")
     in_run, in_pause = watch.decisions[warm_up:num_placed], watch.decisions[num_placed:]
     best = best_block(in_pause)
     return {
         "median_us": round(median_us(best), 1),
         "parts_us": {part: round(1e6 * statistics.median(decision[part] for decision in best), 1) for part in PARTS},
         "in_run_median_us": round(median_us(best_block(in_run)), 1),
-        "updates": simulator.scheduler.agent.ppo.num_updates,
+        "updates": updates,
+        "decisions": len(in_pause),
         "outstanding_per_replica": round(float(outstanding.mean()), 1),
         "replicas_changed_between_decisions": num_moved,
     }
@@ -173,40 +175,42 @@ def median_us(decisions: list[dict[str, float]]) -> float:
     return 1e6 * statistics.median(sum(parts.values()) for parts in decisions)
 
 
-def main() -> int:
-    """Measure, print, and return 1 if a limit is exceeded."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    parser.add_argument("--decisions", type=int, default=1200, help="timed decisions of each case")
-    options = parser.parse_args()
-    if options.decisions < BLOCK:
-        parser.error(f"--decisions must be >= {BLOCK}, got {options.decisions}")
+def measure(num_decisions: int, cases: Sequence[Case]) -> dict[str, Any]:
+    """Time every case, and judge those that have a limit."""
     _autoload.install()
     import vidur.main  # noqa: F401  (sets up Vidur's logging, which is then quietened)
 
     logging.disable(logging.WARNING)
     results = {}
-    for case in CASES:
+    for case in cases:
         print(f"{case.name} ...", file=sys.stderr)
         with tempfile.TemporaryDirectory() as directory:
-            results[case.name] = measure(case, options.decisions, Path(directory))
-    missed = [name for name, limit_us in LIMITS_US.items() if results[name]["median_us"] > limit_us]
-    if options.json:
-        medians = {name: results[name]["median_us"] for name in LIMITS_US}
-        print(json.dumps({"median_us": medians, "limits_us": LIMITS_US, "missed": missed, "cases": results}))
-    else:
-        print_table(results)
-    return 1 if missed else 0
+            results[case.name] = measure_case(case, num_decisions, Path(directory))
+    medians = {name: results[name]["median_us"] for name in LIMITS_US if name in results}
+    missed = [name for name, median in medians.items() if median > LIMITS_US[name]]
+    return {"median_us": medians, "limits_us": LIMITS_US, "missed": missed, "cases": results}
 
 
-def print_table(results: dict[str, dict[str, Any]]) -> None:
+def lines_of(result: dict[str, Any]) -> Iterator[str]:
     """The result for people, in microseconds."""
     parts = "".join(f"{part:>10}" for part in PARTS)
-    print(f"{'replicas':<32}{'median':>9}{'limit':>7}{parts}{'in the run':>13}")
-    for name, result in results.items():
+    yield f"{'replicas':<32}{'median':>9}{'limit':>7}{parts}{'in the run':>13}"
+    for name, case in result["cases"].items():
         limit = f"{LIMITS_US[name]:.0f}" if name in LIMITS_US else ""
-        parts = "".join(f"{result['parts_us'][part]:>10.1f}" for part in PARTS)
-        print(f"{name:<32}{result['median_us']:>6.1f} us{limit:>7}{parts}{result['in_run_median_us']:>10.1f} us")
+        parts = "".join(f"{case['parts_us'][part]:>10.1f}" for part in PARTS)
+        yield f"{name:<32}{case['median_us']:>6.1f} us{limit:>7}{parts}{case['in_run_median_us']:>10.1f} us"
+
+
+def main() -> int:
+    """Measure, print, and return 1 if a limit is exceeded."""
+    parser = new_parser(__doc__)
+    parser.add_argument("--decisions", type=positive, default=1200, help="timed decisions of each case")
+    options = parse_options(parser, quick={"decisions": BLOCK})
+    if options.decisions < BLOCK:
+        parser.error(f"--decisions must be >= {BLOCK}, got {options.decisions}")
+    # The smallest case of each kind.
+    cases = [case for case in CASES if case.num_replicas == 4] if options.quick else CASES
+    return report(options, lambda: measure(options.decisions, cases), lines_of, lambda result: result["missed"])
 
 
 if __name__ == "__main__":

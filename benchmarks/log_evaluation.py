@@ -13,22 +13,21 @@ policies are evaluated on the records, and compared with two truths:
 
 Cases are sorted by how many decisions their weights are worth, also those of which the command would not tell. Each of
 `--logs` is a stretch of the largest size, which is cut into records of the smaller ones. `--forks`: decisions that are
-copied, for each cluster, recording policy and share of exploration. Takes seconds: `--logs 1 --sizes 300 --explore 0.3
---fleets 1/0.4 --recorders least_tokens --targets round_robin --forks 4 --runs 1`.
+copied, for each cluster, recording policy and share of exploration.
 """
 
 import argparse
 import copy
 import itertools
-import json
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from _reporting import new_parser, parse_options, positive, report
 
 from vidur_ppo_plugin.hardware.reference import BATCH_SIZE_CAP, BLOCK_SIZE, CHUNK_SIZE, reference_roofline
 from vidur_ppo_plugin.learn.off_policy import LEAST_EFFECTIVE_SIZE, Estimate, estimate, probabilities_of, with_costs
@@ -306,40 +305,26 @@ def truths_of(cases: Sequence[Case]) -> list[dict[str, Any]]:
     ]
 
 
-def print_tables(lines: Sequence[dict[str, Any]], truths: Sequence[dict[str, Any]]) -> None:
+def lines_of(result: dict[str, Any]) -> Iterator[str]:
     """Markdown."""
-    print("| worth | cases | interval covers | half of it | error, median | error, P95 | beyond 10 % | told |")
-    print("|---|---|---|---|---|---|---|---|")
-    for line in lines:
+    yield "| worth | cases | interval covers | half of it | error, median | error, P95 | beyond 10 % | told |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for line in result["by_worth"]:
         upper = "" if line["worth_to"] is None else f"{line['worth_to']:.0f}"
         cells = [f"{100 * line[name]:.1f} %" for name in ("covered", "median_half_width", "median_error", "p95_error")]
         beyond, told = f"{100 * line['beyond_10_percent']:.0f} %", "yes" if line["is_told"] else "no"
-        print(
-            f"| {line['worth_from']:.0f} to {upper} | {line['num_cases']} | {' | '.join(cells)} | {beyond} | {told} |"
-        )
-    print("\n| speeds | recorded | explore | policy | one decision otherwise | running it |\n|---|---|---|---|---|---|")
-    for truth in truths:
-        print(
+        yield f"| {line['worth_from']:.0f} to {upper} | {line['num_cases']} | {' | '.join(cells)} | {beyond} | {told} |"
+    yield "\n| speeds | recorded | explore | policy | one decision otherwise | running it |\n|---|---|---|---|---|---|"
+    for truth in result["truths"]:
+        yield (
             f"| {'/'.join(f'{speed:g}' for speed in truth['speeds'])} | {truth['recorder']} | {truth['explore']:g} | "
             f"{truth['target']} | {100 * truth['one_decision']:+.1f} ± {100 * truth['one_decision_error']:.1f} % | "
             f"{100 * truth['running']:+.1f} % |"
         )
 
 
-def main() -> int:
-    """Record, evaluate, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--logs", type=int, default=8)
-    parser.add_argument("--sizes", default="300,1200,4800")
-    parser.add_argument("--explore", default="0.05,0.1,0.3")
-    parser.add_argument("--fleets", default="1/0.4,1/1/0.4/0.4", help="speeds of the replicas of each cluster")
-    parser.add_argument("--recorders", default="least_tokens,pretrained")
-    parser.add_argument("--targets", default=TARGETS)
-    parser.add_argument("--forks", type=int, default=600)
-    parser.add_argument("--runs", type=int, default=10)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
-    options = parser.parse_args()
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Record, evaluate, and compare with the truths."""
     options.sizes = [int(size) for size in options.sizes.split(",")]
     options.targets = options.targets.split(",")
     fleets = [tuple(float(speed) for speed in fleet.split("/")) for fleet in options.fleets.split(",")]
@@ -348,12 +333,24 @@ def main() -> int:
     with ProcessPoolExecutor(options.jobs) as pool:
         found = list(pool.map(cases_of, worlds, itertools.repeat(options)))
     cases = [case for part in found for case in part]
-    lines, truths = by_worth(cases), truths_of(cases)
-    if options.json:
-        print(json.dumps({"least_effective_size": LEAST_EFFECTIVE_SIZE, "by_worth": lines, "truths": truths}))
-    else:
-        print_tables(lines, truths)
-    return 0
+    return {"least_effective_size": LEAST_EFFECTIVE_SIZE, "by_worth": by_worth(cases), "truths": truths_of(cases)}
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = new_parser(__doc__)
+    parser.add_argument("--logs", type=positive, default=8)
+    parser.add_argument("--sizes", default="300,1200,4800")
+    parser.add_argument("--explore", default="0.05,0.1,0.3")
+    parser.add_argument("--fleets", default="1/0.4,1/1/0.4/0.4", help="speeds of the replicas of each cluster")
+    parser.add_argument("--recorders", default="least_tokens,pretrained")
+    parser.add_argument("--targets", default=TARGETS)
+    parser.add_argument("--forks", type=positive, default=600)
+    parser.add_argument("--runs", type=positive, default=10)
+    parser.add_argument("--jobs", type=positive, default=1)
+    quick = {"logs": 1, "sizes": "300", "explore": "0.3", "fleets": "1/0.4", "recorders": "least_tokens"}
+    options = parse_options(parser, {**quick, "targets": "round_robin", "forks": 4, "runs": 1})
+    return report(options, lambda: measure(options), lines_of)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
 """What one call of the roofline predictor costs, for batches of 64 requests, as Vidur makes it.
 
-    python benchmarks/predictor_cost.py [--json]
+    python benchmarks/predictor_cost.py [--json] [--quick] [--repeats 20]
 
 Vidur asks for the time of a batch about 25 times a request, so the call must cost little: the limit is 15 us.
 The best of several repetitions is reported, because other work on the machine only ever adds time.
 """
 
 import argparse
-import json
 import sys
 import timeit
+from collections.abc import Iterator
 from typing import Any
+
+from _reporting import new_parser, parse_options, positive, report
 
 from vidur_ppo_plugin import _autoload
 
@@ -58,27 +60,34 @@ def build_batches() -> dict[str, Any]:
     }
 
 
-def main() -> int:
-    """Measure, print, and return 1 if the limit is exceeded."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    parser.add_argument("--repeats", type=int, default=20, help="repetitions of 2,000 calls each")
-    options = parser.parse_args()
-    if options.repeats < 1:
-        parser.error(f"--repeats must be >= 1, got {options.repeats}")
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Microseconds of a call, by kind of batch."""
     predictor = build_predictor()
     call_us = {}
     for name, batch in build_batches().items():
         timer = timeit.Timer(lambda batch=batch: predictor.get_execution_time(batch, 0))
-        call_us[name] = min(timer.repeat(options.repeats, 2000)) / 2000 * 1e6
-    worst_us = max(call_us.values())
-    if options.json:
-        print(json.dumps({"call_us": call_us, "worst_us": worst_us, "limit_us": LIMIT_US}))
-    else:
-        for name, value in call_us.items():
-            print(f"{name:<50}{value:>8.2f} us")
-        print(f"{'limit':<50}{LIMIT_US:>8.2f} us")
-    return 0 if worst_us <= LIMIT_US else 1
+        call_us[name] = min(timer.repeat(options.repeats, options.calls)) / options.calls * 1e6
+    return {"call_us": call_us, "worst_us": max(call_us.values()), "limit_us": LIMIT_US}
+
+
+def lines_of(result: dict[str, Any]) -> Iterator[str]:
+    """The result for people."""
+    for name, value in {**result["call_us"], "limit": LIMIT_US}.items():
+        yield f"{name:<50}{value:>8.2f} us"
+
+
+def main() -> int:
+    """Measure, print, and return 1 if the limit is exceeded."""
+    parser = new_parser(__doc__)
+    parser.add_argument("--repeats", type=positive, default=20, help="repetitions, of which the best counts")
+    parser.add_argument("--calls", type=positive, default=2000, help="calls of a repetition")
+    options = parse_options(parser, quick={"repeats": 1, "calls": 50})
+    return report(
+        options,
+        lambda: measure(options),
+        lines_of,
+        lambda result: ["worst_us"] if result["worst_us"] > LIMIT_US else [],
+    )
 
 
 if __name__ == "__main__":

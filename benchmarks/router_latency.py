@@ -1,7 +1,7 @@
 """What a router in between costs: ours, vllm-router and sglang-router, against the same backends, by the same client.
 
     python -m venv routers && routers/bin/pip install vllm-router==0.1.16 sglang-router==0.3.2
-    python benchmarks/router_latency.py --routers routers/bin [--json] [--policy least_tokens] [--rounds 15]
+    python benchmarks/router_latency.py --routers routers/bin [--json] [--quick] [--policy least_tokens] [--rounds 15]
 
 Two backends that answer at once, each router in a process of its own, all on loopback, all routers up all the time.
 
@@ -30,8 +30,10 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import uvloop
+from _reporting import new_parser, parse_options, positive, report
 
 LIMITS = {"added_p50_ms": 1.5, "requests_per_s": 1000.0, "decision_us": 150.0}
 OURS, DIRECT = "vidur-ppo", "direct"
@@ -174,7 +176,7 @@ async def requests_per_s(port: int, seconds: float) -> float:
 # --- Decisions ---
 
 
-def decision_us(policy: str, num_backends: int = 16, size: int = 3000) -> float:
+def decision_us(policy: str, size: int, num_backends: int = 16) -> float:
     """Median time of a decision as the router makes it."""
     from vidur_ppo_plugin.routing.snapshot import RequestInfo
     from vidur_ppo_plugin.serve.deciding import Chooser, Decider
@@ -240,15 +242,25 @@ def learned_policy(directory: Path) -> str:
 # --- The benchmark ---
 
 
-def measure(options: argparse.Namespace, directory: Path) -> dict[str, object]:
+def measure(options: argparse.Namespace) -> dict[str, Any]:
     """All figures."""
+    uvloop.install()
+    with tempfile.TemporaryDirectory() as directory:
+        return measure_in(Path(directory), options)
+
+
+def measure_in(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """All figures; a directory for logs and the learned policy."""
     learned = learned_policy(directory)
-    decisions = {name: decision_us(name if name != "learned" else learned) for name in ("least_tokens", "learned")}
+    decisions = {
+        name: decision_us(name if name != "learned" else learned, options.decisions)
+        for name in ("least_tokens", "learned")
+    }
     with contextlib.ExitStack() as stack:
         backends = []
         for index in range(2):
             port = free_port()
-            command = [sys.executable, str(Path(__file__).with_name("instant_backend.py")), str(port)]
+            command = [sys.executable, str(Path(__file__).with_name("_instant_backend.py")), str(port)]
             stack.enter_context(running(command, port, directory / f"backend{index}.log"))
             backends.append(f"http://127.0.0.1:{port}")
         ports = {DIRECT: int(backends[0].rpartition(":")[2])}
@@ -277,45 +289,38 @@ def measure(options: argparse.Namespace, directory: Path) -> dict[str, object]:
     }
 
 
-def show(result: dict[str, object]) -> None:
+def lines_of(result: dict[str, Any]) -> Iterator[str]:
     """A table for people."""
-    medians, added, rates = result["median_ms"], result["added_ms"], result["rates_per_s"]
-    assert isinstance(medians, dict) and isinstance(added, dict) and isinstance(rates, dict)
-    print(f"{'':14}  {'median ms':>9}  {'added ms':>8}  {'requests/s':>10}")
-    for name, median in medians.items():
-        extra = f"{added[name]:8.3f}" if name in added else " " * 8
-        print(f"{name:14}  {median:9.3f}  {extra}  {rates[name]:10,.0f}")
-    for name, value in result["decisions_us"].items():  # type: ignore[attr-defined]
-        print(f"decision with 16 backends, {name}: {value:.0f} us (limit {LIMITS['decision_us']:.0f})")
+    yield f"{'':14}  {'median ms':>9}  {'added ms':>8}  {'requests/s':>10}"
+    for name, median in result["median_ms"].items():
+        extra = f"{result['added_ms'][name]:8.3f}" if name in result["added_ms"] else " " * 8
+        yield f"{name:14}  {median:9.3f}  {extra}  {result['rates_per_s'][name]:10,.0f}"
+    for name, value in result["decisions_us"].items():
+        yield f"decision with 16 backends, {name}: {value:.0f} us (limit {LIMITS['decision_us']:.0f})"
     for key in ("over_vllm_router", "over_sglang_router"):
         if result[key] is not None:
-            print(f"{key}: {result[key]:.2f}")
+            yield f"{key}: {result[key]:.2f}"
+
+
+def missed_by(result: dict[str, Any]) -> list[str]:
+    """One line for each limit that is missed."""
+    return [
+        f"{name} is {result[name]:.2f}, the limit is {limit:g}"
+        for name, limit in LIMITS.items()
+        if (result[name] < limit if name == "requests_per_s" else result[name] > limit)
+    ]
 
 
 def main() -> int:
     """Measure, show, judge."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser = new_parser(__doc__)
     parser.add_argument("--routers", type=Path, help="directory with the commands vllm-router and sglang-router")
     parser.add_argument("--policy", default="least_tokens", help="of our router; `learned` for a learned one")
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--rounds", type=positive, default=15)
     parser.add_argument("--seconds", type=float, default=9.0, help="of the throughput of each router")
-    options = parser.parse_args()
-    uvloop.install()
-    with tempfile.TemporaryDirectory() as directory:
-        result = measure(options, Path(directory))
-    if options.json:
-        print(json.dumps(result))
-    else:
-        show(result)
-    missed = [
-        name
-        for name, limit in LIMITS.items()
-        if (result[name] < limit if name == "requests_per_s" else result[name] > limit)  # type: ignore[operator]
-    ]
-    for name in missed:
-        print(f"missed: {name} is {result[name]:.2f}, the limit is {LIMITS[name]:g}", file=sys.stderr)
-    return 1 if missed else 0
+    parser.add_argument("--decisions", type=positive, default=3000, help="that are timed")
+    options = parse_options(parser, quick={"rounds": 1, "seconds": 0.3, "decisions": 100})
+    return report(options, lambda: measure(options), lines_of, missed_by)
 
 
 if __name__ == "__main__":

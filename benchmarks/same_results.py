@@ -16,12 +16,15 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pandas as pd
 import yaml
+from _reporting import new_parser, parse_options, report
+
+Result = dict[str, Any]
 
 COMMAND = [sys.executable, "-m", "vidur_ppo_plugin.cli"]
 HEURISTICS = (
@@ -188,44 +191,47 @@ def cases(is_quick: bool) -> dict[str, Callable[[Path], Iterator[tuple[str, str]
     return found
 
 
-def main() -> int:
-    """Run, write, compare; 1 if something differs."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--out", type=Path, help="write the digests there")
-    parser.add_argument("--against", type=Path, help="digests of another checkout on this machine")
-    parser.add_argument("--only", default="", help="cases, comma-separated; all if empty")
-    parser.add_argument("--quick", action="store_true", help="two small cases only")
-    parser.add_argument("--json", action="store_true", help="print the digests as one JSON object")
-    options = parser.parse_args()
-    chosen = cases(options.quick)
-    wanted = options.only.split(",") if options.only else list(chosen)
-    unknown = [name for name in wanted if name not in chosen]
-    if unknown:
-        parser.error(f"--only {unknown[0]}: there are {', '.join(chosen)}")
+def measure(options: argparse.Namespace, chosen: Mapping[str, Callable[[Path], Iterator[tuple[str, str]]]]) -> Result:
+    """The digests, and which of them differ from those of `--against`."""
     digests: dict[str, str] = {}
-    for name in wanted:
+    for name, run_case in chosen.items():
         with tempfile.TemporaryDirectory(prefix="same-results-") as directory:
             try:
-                found = dict(chosen[name](Path(directory)))
+                found = dict(run_case(Path(directory)))
             except subprocess.CalledProcessError:
                 sys.exit(f"{name} failed:\n{(Path(directory) / 'log.txt').read_text()[-3000:]}")
         digests |= found
         print(f"{name}: {len(found)} tables", file=sys.stderr, flush=True)
         if options.out:
             options.out.write_text(json.dumps(digests, indent=1))
-    if options.json:
-        print(json.dumps({"digests": digests}))
-    if options.against is None:
-        return 0
-    before = json.loads(options.against.read_text())
-    differ = [name for name in digests if before.get(name) != digests[name]]
-    missing = [name for name in before if name not in digests and not options.only and not options.quick]
-    for name in differ + missing:
-        print(f"differs: {name}", file=sys.stderr)
-    print(f"{len(digests) - len(differ)} of {len(digests)} tables are equal to the last bit", file=sys.stderr)
-    return 1 if differ or missing else 0
+    before = json.loads(options.against.read_text()) if options.against else digests
+    return {"digests": digests, "different": [name for name in digests if before.get(name) != digests[name]]}
+
+
+def lines_of(result: Result) -> Iterator[str]:
+    """Each table, and whether it is the one of before."""
+    for name, value in result["digests"].items():
+        yield f"{value} {'DIFFERS ' if name in result['different'] else ''}{name}"
+
+
+def main() -> int:
+    """Run, write, compare; 1 if something differs."""
+    parser = new_parser(__doc__)
+    parser.add_argument("--out", type=Path, help="write the digests there")
+    parser.add_argument("--against", type=Path, help="digests of another checkout on this machine")
+    parser.add_argument("--only", default="", help="cases, comma-separated; all if empty")
+    options = parse_options(parser, {})
+    chosen = cases(options.quick)
+    wanted = options.only.split(",") if options.only else list(chosen)
+    unknown = [name for name in wanted if name not in chosen]
+    if unknown:
+        parser.error(f"--only {unknown[0]}: there are {', '.join(chosen)}")
+    return report(options, lambda: measure(options, {name: chosen[name] for name in wanted}), lines_of, _different)
+
+
+def _different(result: Result) -> list[str]:
+    return [f"{name} is not the table of --against" for name in result["different"]]
 
 
 if __name__ == "__main__":
-    assert np.dtype(float).itemsize == 8
     sys.exit(main())

@@ -1,6 +1,6 @@
 """What our start-up file costs every Python process on the machine, in milliseconds.
 
-    python benchmarks/startup_cost.py [--repeats 200] [--json]
+    python benchmarks/startup_cost.py [--json] [--quick] [--repeats 200]
 
 Makes two virtual environments that differ in one thing: our wheel is installed in one of them, by pip. Then
 starts `python -c pass` in both, in turn and in changing order, so that whatever else the machine does hits both
@@ -8,8 +8,6 @@ alike, and compares the medians. Also measures what our import hook adds to each
 Exit status 1 if the start-up file adds more than 2 ms. Needs the extra `test` (setuptools and wheel), no network.
 """
 
-import argparse
-import json
 import os
 import platform
 import shutil
@@ -19,6 +17,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
+
+from _reporting import new_parser, parse_options, positive, report
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "vidur_ppo_plugin"
@@ -36,20 +37,25 @@ print(min(timer.repeat(5, number)) / number * 1e6)
 
 def main() -> int:
     """Measure, report, judge."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=200, help="pairs of starts (default: 200)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    options = parser.parse_args()
-    if options.repeats < 1:
-        parser.error(f"--repeats must be >= 1, got {options.repeats}")
-    with tempfile.TemporaryDirectory() as directory:
-        result = measure(Path(directory), options.repeats)
-    print(json.dumps(result) if options.json else format_table(result))
-    return 1 if result["added_ms"] > LIMIT_MS else 0
+    parser = new_parser(__doc__)
+    parser.add_argument("--repeats", type=positive, default=200, help="pairs of starts (default: 200)")
+    options = parse_options(parser, quick={"repeats": 2})
+    return report(
+        options,
+        lambda: measure(options.repeats),
+        lines_of,
+        lambda result: ["added_ms"] if result["added_ms"] > LIMIT_MS else [],
+    )
 
 
-def measure(directory: Path, repeats: int) -> dict:
+def measure(repeats: int) -> dict[str, Any]:
     """Build both environments and time them."""
+    with tempfile.TemporaryDirectory() as directory:
+        return compare(Path(directory), repeats)
+
+
+def compare(directory: Path, repeats: int) -> dict[str, Any]:
+    """Time starts in two new environments."""
     without, with_us = make_environment(directory / "without"), make_environment(directory / "with")
     install(with_us, directory)
     check_difference(without, with_us)
@@ -93,9 +99,9 @@ def install(python: Path, directory: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--quiet", "--isolated", "--disable-pip-version-check"]
     offline = ["--no-deps", "--no-index"]
     build = [*pip, "wheel", *offline, "--no-build-isolation", "--wheel-dir", str(directory), str(source)]
-    subprocess.run(build, check=True, stdout=sys.stderr)
+    subprocess.run(build, check=True)
     (wheel,) = directory.glob("*.whl")
-    subprocess.run([*pip, "--python", str(python), "install", *offline, str(wheel)], check=True, stdout=sys.stderr)
+    subprocess.run([*pip, "--python", str(python), "install", *offline, str(wheel)], check=True)
 
 
 def check_difference(without: Path, with_us: Path) -> None:
@@ -129,21 +135,19 @@ def clean_environ() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
 
-def format_table(result: dict) -> str:
+def lines_of(result: dict[str, Any]) -> list[str]:
     """The result for people."""
     verdict = "within" if result["added_ms"] <= LIMIT_MS else "ABOVE"
-    return "\n".join(
-        [
-            f"`python -c pass`, {result['repeats']} pairs of starts, Python {result['python']}, {result['cpus']} CPUs",
-            "",
-            "start-up file         median    fastest",
-            f"  without        {result['median_without_ms']:8.2f} ms {result['fastest_without_ms']:7.2f} ms",
-            f"  with           {result['median_with_ms']:8.2f} ms {result['fastest_with_ms']:7.2f} ms",
-            f"  added          {result['added_ms']:8.2f} ms   ({verdict} the limit of {LIMIT_MS:g} ms)",
-            "",
-            f"each import of another module: {result['find_spec_us']:.2f} us",
-        ]
-    )
+    return [
+        f"`python -c pass`, {result['repeats']} pairs of starts, Python {result['python']}, {result['cpus']} CPUs",
+        "",
+        "start-up file         median    fastest",
+        f"  without        {result['median_without_ms']:8.2f} ms {result['fastest_without_ms']:7.2f} ms",
+        f"  with           {result['median_with_ms']:8.2f} ms {result['fastest_with_ms']:7.2f} ms",
+        f"  added          {result['added_ms']:8.2f} ms   ({verdict} the limit of {LIMIT_MS:g} ms)",
+        "",
+        f"each import of another module: {result['find_spec_us']:.2f} us",
+    ]
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """How fast `vidur-ppo train` learns: against training inside `vidur.main`, and against Stable-Baselines3.
 
-    python benchmarks/training_throughput.py [--json] [--decisions N] [--vidur-requests N] [--sb3-limit-s S]
+    python benchmarks/training_throughput.py [--json] [--quick] [--decisions N] [--vidur-requests N]
+        [--attempts 3] [--sb3-limit-s S]
 
 Everything runs on `configs/train/mixed_long.yaml`, one thing after the other, in one run on one machine, by the clock:
 run it where nothing else does. Evaluations do not count.
@@ -19,7 +20,6 @@ Stable-Baselines3 needs `pip install 'vidur-ppo-plugin[rl]'`. Exits with 1 if a 
 
 import argparse
 import csv
-import json
 import multiprocessing
 import os
 import sys
@@ -27,11 +27,11 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the networks are tiny; read when torch is imported
 
 import numpy as np
+from _reporting import new_parser, parse_options, positive, report
 
 from vidur_ppo_plugin import _autoload
 from vidur_ppo_plugin.compare.engines import run_cell
@@ -55,13 +55,17 @@ TARGETS = {
 QUALITY = -0.05
 #: Updates that are not counted: functions are compiled, clusters fill.
 WARM_UP = 4
-_COUNT = 100_000_000
 
 
-def settings(decisions: int, **changes: Any) -> TrainConfig:
+def settings(options: argparse.Namespace) -> TrainConfig:
     """The shipped configuration, evaluated often against least_tokens."""
-    evaluation = {"every_decisions": 4096, "seeds": 3, "num_requests": 2000, "baselines": ["least_tokens"]}
-    return load_config(CONFIG, {"decisions": decisions, "evaluation": evaluation, **changes})
+    evaluation = {
+        "every_decisions": 4096,
+        "seeds": 3,
+        "num_requests": options.evaluation_requests,
+        "baselines": ["least_tokens"],
+    }
+    return load_config(CONFIG, {"decisions": options.decisions, "evaluation": evaluation})
 
 
 def rows_of(out: Path) -> list[dict[str, str]]:
@@ -91,18 +95,19 @@ def train(config: TrainConfig, clusters: dict[str, Cluster], workers: int) -> di
         if row["evaluation_e2e_mean"] and float(row["evaluation_e2e_mean"]) <= QUALITY
     ]
     return {
-        "decisions_per_s": size / float(np.median(seconds[WARM_UP:])),
+        "updates": float(len(rows)),
+        "decisions_per_s": size / float(np.median(seconds[min(WARM_UP, len(seconds) - 1) :])),
         "quality_s": ready_s + sum(seconds[: reached[0] + 1]) if reached else float("inf"),
         "quality_decisions": float(size * (reached[0] + 1)) if reached else float("inf"),
     }
 
 
-def machine_ratio() -> float:
+def machine_ratio(number: int) -> float:
     """How much more two processes get done than one, here and now."""
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         pool.map(_count, [0, 0])  # they are started now
-        (alone_s,) = pool.map(_count, [_COUNT])
-        return 2 * alone_s / max(pool.map(_count, [_COUNT, _COUNT], chunksize=1))
+        (alone_s,) = pool.map(_count, [number])
+        return 2 * alone_s / max(pool.map(_count, [number, number], chunksize=1))
 
 
 def _count(number: int) -> float:
@@ -142,7 +147,7 @@ def _collect(trainer: Trainer) -> int:
 
 def sb3(config: TrainConfig, clusters: dict[str, Cluster], limit_s: float) -> dict[str, float]:
     """The same with Stable-Baselines3: rollouts per second, and seconds until the quality was reached."""
-    from sb3_policy import RolloutTimes, build_model  # beside this file; imports Stable-Baselines3
+    from _sb3_policy import RolloutTimes, build_model  # beside this file; imports Stable-Baselines3
 
     began_s = time.perf_counter()
     model = build_model(config)
@@ -152,7 +157,7 @@ def sb3(config: TrainConfig, clusters: dict[str, Cluster], limit_s: float) -> di
     evaluated_every = max(1, 4096 // size) * size
     callback = RolloutTimes()
     result = {"sb3_reached": 0.0, "sb3_quality_s": limit_s}
-    while spent_s < limit_s:
+    while model.num_timesteps == 0 or spent_s < limit_s:
         began_s = time.perf_counter()
         model.learn(evaluated_every, callback=callback, reset_num_timesteps=False)
         spent_s += time.perf_counter() - began_s
@@ -162,22 +167,23 @@ def sb3(config: TrainConfig, clusters: dict[str, Cluster], limit_s: float) -> di
         if change <= QUALITY:
             result = {"sb3_reached": 1.0, "sb3_quality_s": spent_s}
             break
-    rollout_s = callback.rollout_s[2:]
+    rollout_s = callback.rollout_s[2:] or callback.rollout_s
     return {**result, "sb3_decisions": model.num_timesteps, "sb3_rollout_decisions_per_s": size / np.median(rollout_s)}
 
 
 def measure(options: argparse.Namespace) -> dict[str, float]:
     """All figures."""
-    config = settings(options.decisions)
+    _autoload.install()
+    config = settings(options)
     clusters = build_clusters(["mixed_long"])
     figures: dict[str, float] = {}
-    # Neighbours come and go even on an idle machine: three attempts in turn, of which the median counts.
-    attempts = [(train(config, clusters, 1), train(config, clusters, 2)) for _ in range(3)]
+    # Neighbours come and go even on an idle machine: several attempts in turn, of which the median counts.
+    attempts = [(train(config, clusters, 1), train(config, clusters, 2)) for _ in range(options.attempts)]
     one, two = (
         {name: float(np.median([run[name] for run in runs])) for name in runs[0]}
         for runs in zip(*attempts, strict=True)
     )
-    figures["machine_two_workers_ratio"] = machine_ratio()
+    figures["machine_two_workers_ratio"] = machine_ratio(options.count)
     figures |= {f"one_worker_{name}": value for name, value in one.items()} | two
     ratios = [pair[1]["decisions_per_s"] / pair[0]["decisions_per_s"] for pair in attempts]
     figures["two_workers_ratio"] = float(np.median(ratios))
@@ -201,16 +207,28 @@ def lines_of(figures: dict[str, float]) -> Iterator[str]:
 
 def main() -> int:
     """Measure and print; 1 if a target was missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--decisions", type=int, default=120_000, help="of each training run")
-    parser.add_argument("--vidur-requests", type=int, default=1500, help="placed by ppo_modular inside Vidur")
+    parser = new_parser(__doc__)
+    parser.add_argument("--decisions", type=positive, default=120_000, help="of each training run")
+    parser.add_argument("--attempts", type=positive, default=3, help="training runs of each kind; the median counts")
+    parser.add_argument("--evaluation-requests", type=positive, default=2000, help="of each run of an evaluation")
+    parser.add_argument("--vidur-requests", type=positive, default=1500, help="placed by ppo_modular inside Vidur")
     parser.add_argument("--sb3-limit-s", type=float, default=240.0, help="how long Stable-Baselines3 may try")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = parser.parse_args()
-    _autoload.install()
-    figures = measure(options)
-    print(json.dumps(figures) if options.json else "\n".join(lines_of(figures)))
-    return int(any(figures[name] < target for name, target in TARGETS.items()))
+    parser.add_argument("--count", type=positive, default=100_000_000, help="how far the processes that only count get")
+    quick = {
+        "decisions": 8192,
+        "attempts": 1,
+        "evaluation_requests": 200,
+        "vidur_requests": 200,
+        "sb3_limit_s": 1.0,
+        "count": 1_000_000,
+    }
+    options = parse_options(parser, quick=quick)
+    return report(
+        options,
+        lambda: measure(options),
+        lines_of,
+        lambda figures: [name for name, target in TARGETS.items() if figures[name] < target],
+    )
 
 
 if __name__ == "__main__":

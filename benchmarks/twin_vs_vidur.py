@@ -1,6 +1,6 @@
 """The twin beside Vidur: the same requests on the same replicas, how far apart, how much faster.
 
-    python benchmarks/twin_vs_vidur.py [--requests N] [--stream N] [--cold] [--json]
+    python benchmarks/twin_vs_vidur.py [--json] [--quick] [--requests N] [--stream N] [--cold]
 
 For each replica scheduler, one Vidur run with random placements is replayed in the twin. `max_abs_diff_s` is the
 largest difference of a completion or first token over all requests; `speedup` is the smallest ratio of requests per
@@ -12,18 +12,20 @@ with a batched forward pass in torch; `rollout_compiled_*`: in one compiled pass
 """
 
 import argparse
-import json
+import functools
 import multiprocessing
 import os
 import resource
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _reporting import new_parser, parse_options, positive, report
 
 SCHEDULERS = ("sarathi", "vllm", "orca", "mnemosyne_fcfs_fixed_chunk")
 FLAGS: dict[str, Any] = {
@@ -44,7 +46,6 @@ REPETITIONS = 5
 # As in configs/scenarios/chat.yaml.
 CHAT_LENGTHS = "lognormal(417, 1.086, 10, 4000) / lognormal(139, 0.973, 5, 2000)"
 CHAT_QPS = 0.9 * 44.4
-ROLLOUT_REQUESTS = 500
 NUM_CLUSTERS = 64
 # A horizon that nothing reaches, so that the event machine rolls to the end.
 ROLL_S = 1e6
@@ -115,14 +116,14 @@ def stream(cluster: Any, num_requests: int) -> dict[str, float]:
     return {"stream_requests_per_s": num_requests / wall_s, "memory_growth_mb": memory_mb[-1] - memory_mb[0]}
 
 
-def marginal_delay_figures(cluster: Any) -> dict[str, float]:
+def marginal_delay_figures(cluster: Any, num_states: int) -> dict[str, float]:
     """Cost of the marginal delay as it is computed by default, and by the event machine; how far apart they are."""
     from vidur_ppo_plugin.twin.twin import Twin
 
-    chat = chat_requests(4000, seed=1)
+    chat = chat_requests(100 * num_states + 100, seed=1)
     times_us: dict[float, list[float]] = {np.inf: [], ROLL_S: []}
     errors = []
-    for first in range(0, 3900, 100):
+    for first in range(0, 100 * num_states, 100):
         twin = Twin(cluster)
         for k in range(first, first + 80):
             twin.submit(k % 4, 0.01 * (k - first), chat.prompt_tokens[k], chat.decode_tokens[k])
@@ -150,7 +151,7 @@ def chat_requests(num_requests: int, seed: int) -> Any:
     return draw_requests(parse_lengths(CHAT_LENGTHS), seed, num_requests, qps=CHAT_QPS)
 
 
-def rollout(cluster: Any) -> float:
+def rollout(cluster: Any, num_requests: int) -> float:
     """Decisions per second of 64 clusters through the default policy, sampled; the best of three."""
     import torch
 
@@ -162,7 +163,7 @@ def rollout(cluster: Any) -> float:
     table = FeatureTable()
     shape = {name: getattr(table, name) for name in ("num_replica_features", "num_request_features")}
     network = ActorCritic(NetworkShape(**shape))
-    requests = [chat_requests(ROLLOUT_REQUESTS, seed) for seed in range(NUM_CLUSTERS)]
+    requests = [chat_requests(num_requests, seed) for seed in range(NUM_CLUSTERS)]
     twin, rng, rates = VectorTwin(cluster, requests), np.random.default_rng(0), []
     for _ in range(3):
         twin.reset(requests)
@@ -174,11 +175,11 @@ def rollout(cluster: Any) -> float:
                 encoded = network.encode(torch.from_numpy(seen.replicas), torch.from_numpy(seen.request))
                 logits = network.logits(encoded, torch.from_numpy(prior.astype(np.float32))).numpy()
                 twin.act((logits + rng.gumbel(size=logits.shape)).argmax(axis=1))
-        rates.append(NUM_CLUSTERS * ROLLOUT_REQUESTS / (time.perf_counter() - start_s))
+        rates.append(NUM_CLUSTERS * num_requests / (time.perf_counter() - start_s))
     return max(rates)
 
 
-def compiled_rollout(cluster: Any) -> float:
+def compiled_rollout(cluster: Any, num_requests: int) -> float:
     """The same in one compiled pass."""
     from vidur_ppo_plugin.policy.compiled_actor import CompiledActor
     from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
@@ -191,36 +192,33 @@ def compiled_rollout(cluster: Any) -> float:
     shape = {name: getattr(table, name) for name in ("num_replica_features", "num_request_features")}
     actor = CompiledActor.from_network(ActorCritic(NetworkShape(**shape)))
     model = DelayModel.from_roofline(cluster.roofline, cluster.max_batch_tokens)
-    requests = [chat_requests(ROLLOUT_REQUESTS, seed) for seed in range(NUM_CLUSTERS)]
+    requests = [chat_requests(num_requests, seed) for seed in range(NUM_CLUSTERS)]
     twin = ActingTwin(cluster, requests, prior=Prior("least_tokens", weight=1.0, delay_model=model))
     rng, rates = np.random.default_rng(0), []
     for _ in range(3):
         twin.reset(requests)
         start_s = time.perf_counter()
-        twin.play(actor, ROLLOUT_REQUESTS, temperature=1.0, uniforms=rng.random((NUM_CLUSTERS, ROLLOUT_REQUESTS, 2)))
-        rates.append(NUM_CLUSTERS * ROLLOUT_REQUESTS / (time.perf_counter() - start_s))
+        twin.play(actor, num_requests, temperature=1.0, uniforms=rng.random((NUM_CLUSTERS, num_requests, 2)))
+        rates.append(NUM_CLUSTERS * num_requests / (time.perf_counter() - start_s))
     return max(rates)
 
 
-def rollouts(cluster: Any) -> dict[str, float]:
+def rollouts(cluster: Any, num_requests: int) -> dict[str, float]:
     """By one process, and by two at once."""
     figures = {}
     for kind, prefix in ((rollout, "rollout"), (compiled_rollout, "rollout_compiled")):
         for num_processes, name in ((1, "decisions_per_s"), (2, "two_processes_decisions_per_s")):
             with ProcessPoolExecutor(num_processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-                figures[f"{prefix}_{name}"] = sum(pool.map(kind, [cluster] * num_processes))
+                figures[f"{prefix}_{name}"] = sum(
+                    pool.map(functools.partial(kind, num_requests=num_requests), [cluster] * num_processes)
+                )
     return figures
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=1000, help="requests of each Vidur run")
-    parser.add_argument("--stream", type=int, default=1_000_000, help="requests of the stream through the twin")
-    parser.add_argument("--cold", action="store_true", help="compile everything anew")
-    parser.add_argument("--json", action="store_true")
-    arguments = parser.parse_args()
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """All figures."""
     with tempfile.TemporaryDirectory() as directory:
-        if arguments.cold:
+        if options.cold:
             os.environ["NUMBA_CACHE_DIR"] = directory
         from vidur_ppo_plugin import _autoload
 
@@ -229,29 +227,41 @@ def main() -> int:
 
         results, clusters = {}, {}
         for scheduler in SCHEDULERS:
-            config, outcome = vidur_run(Path(directory), scheduler, arguments.requests)
+            config, outcome = vidur_run(Path(directory), scheduler, options.requests)
             clusters[scheduler] = twin_config(config)
             results[scheduler] = compare(clusters[scheduler], outcome)
-        figures: dict[str, Any] = {
+        return {
             "max_abs_diff_s": max(result["max_abs_diff_s"] for result in results.values()),
             "speedup": min(r["twin_requests_per_s"] / r["vidur_requests_per_s"] for r in results.values()),
             "different_preemptions": sum(result["different_preemptions"] for result in results.values()),
             "first_call_s": results[SCHEDULERS[0]]["first_call_s"],
-            **stream(clusters["sarathi"], arguments.stream),
-            **marginal_delay_figures(clusters["sarathi"]),
-            **rollouts(clusters["sarathi"]),
+            **stream(clusters["sarathi"], options.stream),
+            **marginal_delay_figures(clusters["sarathi"], options.states),
+            **rollouts(clusters["sarathi"], options.rollout_requests),
             "schedulers": results,
         }
-    if arguments.json:
-        print(json.dumps(figures, indent=2))
-        return 0
-    for scheduler, result in results.items():
+
+
+def lines_of(figures: dict[str, Any]) -> Iterator[str]:
+    """The result for people."""
+    for scheduler, result in figures["schedulers"].items():
         rates = result["vidur_requests_per_s"], result["twin_requests_per_s"]
-        print(f"{scheduler:<28} Vidur {rates[0]:7.0f} requests/s, twin {rates[1]:9.0f}: {rates[1] / rates[0]:5.0f}x")
+        yield f"{scheduler:<28} Vidur {rates[0]:7.0f} requests/s, twin {rates[1]:9.0f}: {rates[1] / rates[0]:5.0f}x"
     for name, value in figures.items():
         if name != "schedulers":
-            print(f"{name:<28} {value:g}")
-    return 0
+            yield f"{name:<28} {value:g}"
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = new_parser(__doc__)
+    parser.add_argument("--requests", type=positive, default=1000, help="requests of each Vidur run")
+    parser.add_argument("--stream", type=positive, default=1_000_000, help="requests of the stream through the twin")
+    parser.add_argument("--states", type=positive, default=39, help="states in which marginal delays are asked for")
+    parser.add_argument("--rollout-requests", type=positive, default=500, help="requests of each cluster in a rollout")
+    parser.add_argument("--cold", action="store_true", help="compile everything anew")
+    options = parse_options(parser, quick={"requests": 60, "stream": 1000, "states": 1, "rollout_requests": 20})
+    return report(options, lambda: measure(options), lines_of)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What a policy does differently from least_tokens: the plots of docs/why_it_works.md.
 
     python benchmarks/why_it_works.py [--checkpoint pretrained] [--scenario mixed_long] [--tails 0,0.5,1]
-        [--seeds 4] [--requests N] [--out docs/images] [--json]
+        [--seeds 4] [--requests N] [--out docs/images] [--json] [--quick]
 
 Each router places the same requests of held-out seeds in the twin, and is watched: where a prompt goes, and what was
 going on at that replica and at the others. A prompt is long above the scenario's class boundary; a replica is busy with
@@ -9,13 +9,15 @@ documents if a long prompt that was sent there has not got its first token yet.
 """
 
 import argparse
-import json
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from _reporting import new_parser, parse_options, positive, report
+from _requirements import PRIOR
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
@@ -31,7 +33,6 @@ from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
 from vidur_ppo_plugin.scenario import Scenario, find_scenario
 
 Array = NDArray[np.float64]
-PRIOR = "least_tokens"
 COLOURS = ("#1c1f23", "#0072b2", "#009e73", "#d55e00", "#cc79a7", "#56b4e9")
 NUM_SIZES = 8
 
@@ -116,6 +117,7 @@ def figures(watched: dict[str, Watched], scenario: Scenario) -> dict[str, dict[s
         some_free = ~one.has_long.all(axis=1)
         sizes = np.digitize(one.prompt_tokens, edges[1:-1])
         result[label] = {
+            "requests": len(one.prompt_tokens),
             "mean_latency_s": {
                 "short": float(one.latency_s[~is_long].mean()),
                 "long": float(one.latency_s[is_long].mean()),
@@ -250,17 +252,8 @@ def _save(figure: Figure, path: Path) -> Path:
     return path
 
 
-def main() -> int:
-    """Watch, draw, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", default="pretrained")
-    parser.add_argument("--scenario", default="mixed_long")
-    parser.add_argument("--tails", default=f"0,{BALANCED},1", help="the usual one among them")
-    parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--requests", type=int, help="of each run; the scenario's own unless given")
-    parser.add_argument("--out", type=Path, default=Path("docs/images"))
-    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
-    options = parser.parse_args()
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Watch, draw; the numbers of the page."""
     _autoload.install()
     scenario = find_scenario(options.scenario)
     if options.requests:
@@ -270,20 +263,34 @@ def main() -> int:
     seeds = COMPARISON[: options.seeds]
     watched = {spec.label: joined([watch(scenario, spec, seed) for seed in seeds]) for spec in specs}
     result = figures(watched, scenario)
-    paths = draw(result, watched, scenario, options.out)
-    if options.json:
-        print(json.dumps({"checkpoint": options.checkpoint, "scenario": scenario.name, "routers": result}))
-        return 0
-    print("| router | mean short / long (s) | P99 short / long (s) | short beside a document | documents that join |")
-    print("|---|---|---|---|---|")
-    for label, row in result.items():
+    paths = [str(path) for path in draw(result, watched, scenario, options.out)]
+    return {"checkpoint": options.checkpoint, "scenario": scenario.name, "routers": result, "pictures": paths}
+
+
+def lines_of(result: dict[str, Any]) -> Iterator[str]:
+    """The table of the page."""
+    yield "| router | mean short / long (s) | P99 short / long (s) | short beside a document | documents that join |"
+    yield "|---|---|---|---|---|"
+    for label, row in result["routers"].items():
         mean, tail = row["mean_latency_s"], row["p99_latency_s"]
-        print(
+        yield (
             f"| {label} | {mean['short']:.2f} / {mean['long']:.2f} | {tail['short']:.2f} / {tail['long']:.2f} | "
             f"{row['short_that_meet_long']:.1%} | {row['long_that_join_long']:.1%} |"
         )
-    print("\n" + "\n".join(f"wrote {path}" for path in paths))
-    return 0
+    yield "\n" + "\n".join(f"wrote {path}" for path in result["pictures"])
+
+
+def main() -> int:
+    """Watch, draw, print."""
+    parser = new_parser(__doc__)
+    parser.add_argument("--checkpoint", default="pretrained")
+    parser.add_argument("--scenario", default="mixed_long")
+    parser.add_argument("--tails", default=f"0,{BALANCED},1", help="the usual one among them")
+    parser.add_argument("--seeds", type=positive, default=4)
+    parser.add_argument("--requests", type=positive, help="of each run; the scenario's own unless given")
+    parser.add_argument("--out", type=Path, default=Path("docs/images"))
+    options = parse_options(parser, quick={"tails": "0", "seeds": 1, "requests": 400})
+    return report(options, lambda: measure(options), lines_of)
 
 
 if __name__ == "__main__":

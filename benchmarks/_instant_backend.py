@@ -1,6 +1,6 @@
 """A backend that answers at once, for measuring routers: vLLM's paths, a fixed short completion, no work.
 
-python benchmarks/instant_backend.py PORT
+python benchmarks/_instant_backend.py PORT
 """
 
 import asyncio
