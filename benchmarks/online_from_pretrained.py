@@ -28,7 +28,7 @@ from vidur_ppo_plugin.compare.engines import cell_flags, quietly, run_cell
 from vidur_ppo_plugin.compare.schedulers import SchedulerSpec, parse_schedulers
 from vidur_ppo_plugin.compare.seeds import COMPARISON
 from vidur_ppo_plugin.envs.settings import changed, find_scenario
-from vidur_ppo_plugin.routing.preference import BALANCED
+from vidur_ppo_plugin.flags import BALANCED
 from vidur_ppo_plugin.scenario import Scenario
 
 # The guard and the learning rate were chosen with the training seed 7 and on the first eight seeds of comparisons and

@@ -23,7 +23,7 @@ from vidur_ppo_plugin import _autoload
 from vidur_ppo_plugin.compare.schedulers import parse_schedulers
 from vidur_ppo_plugin.compare.seeds import COMPARISON
 from vidur_ppo_plugin.envs.settings import changed, find_scenario
-from vidur_ppo_plugin.routing.preference import BALANCED
+from vidur_ppo_plugin.flags import BALANCED
 from vidur_ppo_plugin.scenario import Scenario
 
 #: Metric -> change and its interval.

@@ -29,7 +29,7 @@ from vidur_ppo_plugin.compare.schedulers import TUNED, SchedulerSpec, parse_sche
 from vidur_ppo_plugin.compare.seeds import CAPACITY, COMPARISON, TUNING
 from vidur_ppo_plugin.compare.tuning import thresholds
 from vidur_ppo_plugin.envs.settings import find_scenario
-from vidur_ppo_plugin.routing.preference import BALANCED
+from vidur_ppo_plugin.flags import BALANCED
 from vidur_ppo_plugin.scenario import Scenario, TraceWindows
 from vidur_ppo_plugin.workload.trace import read_trace
 

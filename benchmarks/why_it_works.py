@@ -27,7 +27,7 @@ from vidur_ppo_plugin.compare.engines import cell_flags, quietly
 from vidur_ppo_plugin.compare.schedulers import SchedulerSpec, parse_schedulers
 from vidur_ppo_plugin.compare.seeds import COMPARISON
 from vidur_ppo_plugin.envs.settings import find_scenario
-from vidur_ppo_plugin.routing.preference import BALANCED
+from vidur_ppo_plugin.flags import BALANCED
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
 from vidur_ppo_plugin.scenario import Scenario
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from test_warm_start import agent_of  # type: ignore[import-not-found]
 
-from vidur_ppo_plugin.config import PPOModularFlags
+from vidur_ppo_plugin.flags import PPOModularFlags
 from vidur_ppo_plugin.learn.guard import Outcome, PolicyGuard, Verdict, judge
 from vidur_ppo_plugin.routing.features import Observation
 

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vidur_ppo_plugin import checkpoint
-from vidur_ppo_plugin.config import PPOModularFlags
+from vidur_ppo_plugin.flags import PPOModularFlags
 from vidur_ppo_plugin.learn.agent import Agent
 from vidur_ppo_plugin.learn.build import build_agent, check_resumed
 from vidur_ppo_plugin.learn.demonstrations import PRIORS, DemonstrationBuffer, Demonstrations, load, save

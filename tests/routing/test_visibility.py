@@ -5,10 +5,11 @@ import random
 import numpy as np
 import pytest
 
+from vidur_ppo_plugin.flags import Drain, format_drains, parse_drains
 from vidur_ppo_plugin.routing import heuristics
 from vidur_ppo_plugin.routing.routers import HEURISTICS, STOCK, build_router
 from vidur_ppo_plugin.routing.snapshot import ROW, ROWS, ClusterSnapshot, RequestInfo
-from vidur_ppo_plugin.routing.visibility import Drain, Visibility, format_drains, parse_drains
+from vidur_ppo_plugin.routing.visibility import Visibility
 
 OUTSTANDING, PREFILL, CONTEXT = ROW["outstanding_requests"], ROW["prefill_tokens"], ROW["context_tokens"]
 

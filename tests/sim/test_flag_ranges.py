@@ -17,7 +17,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from simulation import arguments
 
-from vidur_ppo_plugin.config import PPOModularFlags
+from vidur_ppo_plugin.flags import PPOModularFlags
 
 PREFIX = "p_p_o_global_scheduler_modular_config_"
 NUMERIC = {

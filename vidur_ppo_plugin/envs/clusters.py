@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from typing import Any, Protocol
 
-from vidur_ppo_plugin.config import PPOModularFlags
+from vidur_ppo_plugin.flags import PPOModularFlags
 from vidur_ppo_plugin.learn.credit_weights import credit_weights
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, FloatArray, RequestInfo
 from vidur_ppo_plugin.scenario import Scenario

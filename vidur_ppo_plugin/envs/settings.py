@@ -9,8 +9,7 @@ from typing import Any
 import yaml
 
 from vidur_ppo_plugin._autoload import suggestion
-from vidur_ppo_plugin.config import PPOModularFlags, flag_name, validate
-from vidur_ppo_plugin.ppo_flags import RewardFlags
+from vidur_ppo_plugin.flags import PPOModularFlags, RewardFlags, flag_name, validate
 from vidur_ppo_plugin.scenario import Scenario, ScenarioError, load_scenario, parse_scenario
 
 BACKENDS = ("twin", "vidur")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vidur_ppo_plugin.config import PPOModularFlags, flag_name
+from vidur_ppo_plugin.flags import PPOModularFlags, flag_name
 from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
 from vidur_ppo_plugin.policy.temperature import TemperatureController, TemperatureParams
 from vidur_ppo_plugin.routing.delay_model import DelayModel

@@ -5,7 +5,7 @@ They do not depend on `tail_preference`: only training that looks ahead (`train/
 
 from dataclasses import dataclass
 
-from vidur_ppo_plugin.config import PPOModularFlags
+from vidur_ppo_plugin.flags import PPOModularFlags
 
 
 @dataclass(frozen=True)

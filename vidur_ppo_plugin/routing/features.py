@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vidur_ppo_plugin.flags import BALANCED
+
 from . import compiled
-from .preference import BALANCED
 from .snapshot import ROW, ClusterSnapshot, FloatArray, RequestInfo
 
 Float32Array = NDArray[np.float32]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vidur_ppo_plugin.config import PPOModularFlags
+from vidur_ppo_plugin.flags import PPOModularFlags
 from vidur_ppo_plugin.learn.credit_weights import credit_weights
 from vidur_ppo_plugin.routing.heuristics import least_tokens
 from vidur_ppo_plugin.routing.marginal_delay import DrainCost, marginal_delay

@@ -20,7 +20,7 @@ import numpy as np
 from vidur.events.global_schedule_event import GlobalScheduleEvent
 from vidur.simulator import Simulator
 
-from vidur_ppo_plugin.config import PPOModularFlags, speed_factors
+from vidur_ppo_plugin.flags import PPOModularFlags, speed_factors
 from vidur_ppo_plugin.learn.credit_weights import credit_weights
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
 

@@ -8,12 +8,20 @@ from typing import Any
 
 import yaml
 
-from vidur_ppo_plugin.config import PPOModularFlags, check_scheduler, flag, flag_name
 from vidur_ppo_plugin.envs.settings import changed, find_scenario, speeds_of
+from vidur_ppo_plugin.flags import (
+    BALANCED,
+    ExplorationFlags,
+    LearningFlags,
+    NetworkFlags,
+    PPOModularFlags,
+    WarmStartFlags,
+    check_scheduler,
+    flag,
+    flag_name,
+)
 from vidur_ppo_plugin.learn.curriculum import Curriculum
-from vidur_ppo_plugin.ppo_flags import ExplorationFlags, LearningFlags, NetworkFlags, WarmStartFlags
 from vidur_ppo_plugin.record.metrics import header
-from vidur_ppo_plugin.routing.preference import BALANCED
 from vidur_ppo_plugin.routing.routers import HEURISTICS, STOCK
 from vidur_ppo_plugin.scenario import Scenario
 
