@@ -107,6 +107,21 @@ class LearningFlags:
         low=0,
     )
 
+    @property
+    def compares_actions(self) -> bool:
+        """Whether a decision is compared with all others: exact only where the future does not count."""
+        return self.all_action_baseline and self.gamma == 0.0
+
+    @property
+    def learns_from_every_action(self) -> bool:
+        """Whether the expectation over all actions is learned from, not only the one that was chosen."""
+        return self.expected_gradient and self.compares_actions
+
+    @property
+    def schedule_updates(self) -> int:
+        """Updates until the temperature reaches its end."""
+        return max(1, self.schedule_steps // self.rollout_len)
+
 
 def check_learning(flags: LearningFlags, num_replicas: int) -> None:
     """ValueError naming the flag if no policy over so many replicas can be as asked."""

@@ -1,7 +1,7 @@
 """What a decision is worth."""
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import Dict, Optional
 
 from .flag import flag, require
 
@@ -105,6 +105,15 @@ class RewardFlags:
         30.0, "hybrid: seconds of completions that count. Raise it for calm, lower it for speed.", above=0
     )
     normalize_rewards: bool = flag(True, "Divide rewards by their running deviation, so that lr suits any load.")
+
+    @property
+    def credit_weights(self) -> Dict[str, float]:
+        """How much a placement's harm counts, and to whom: the options of marginal delay.
+
+        They do not depend on `tail_preference`: only training that looks ahead (`train/look_ahead.py`) pays for what it
+        asks.
+        """
+        return {"latency_power": self.latency_power, "backlog_weight": self.backlog_weight}
 
 
 def check_reward(flags: RewardFlags) -> None:

@@ -19,7 +19,6 @@ from vidur_ppo_plugin.flags import check_scheduler, flag_name, speed_factors
 from vidur_ppo_plugin.learn.alarms import CollapseAlarm, SafetyLimit
 from vidur_ppo_plugin.learn.build import build_agent, build_curriculum, check_resumed
 from vidur_ppo_plugin.learn.checkpoint_flags import adopt_flags
-from vidur_ppo_plugin.learn.credit_weights import credit_weights
 from vidur_ppo_plugin.learn.guard import PolicyGuard
 from vidur_ppo_plugin.learn.policy_checkpoint import is_policy_only, network_weights
 from vidur_ppo_plugin.learn.ppo import NonFiniteUpdate
@@ -138,7 +137,7 @@ class PPOModularScheduler(BaseGlobalScheduler):
                 name = flag_name(type(flags), "credit")
                 raise ValueError(f"{name} must be auto or analytic for this cluster, got 'exact': {error}") from None
             return None, f", credit analytic ({error})"
-        return ShadowTwin(twin, credit_weights(flags)), ", credit exact"
+        return ShadowTwin(twin, flags), ", credit exact"
 
     def _open_guard(self, config: Any, loaded: checkpoint.Checkpoint, delay_model: DelayModel) -> None:
         """Watch over learning that began from a loaded policy, in this run or in the one that it resumes."""

@@ -264,7 +264,7 @@ def _check_combinations(config: TrainConfig) -> None:
     if is_delayed:
         right = "> 0 with reward_mode queue_delay: what a placement costs comes after it"
         require(flags.gamma > 0.0, "policy.gamma", right, flags.gamma)
-    if is_delayed or flags.gamma or not flags.all_action_baseline:
+    if is_delayed or not flags.compares_actions:
         right = "true unless policy.gamma is 0, policy.all_action_baseline is on and reward_mode is marginal_delay"
         require(config.enable_critic, "enable_critic", right, config.enable_critic)
     _check_look_ahead(config)
