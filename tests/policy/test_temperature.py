@@ -184,7 +184,7 @@ def test_continues_from_its_state(flags: ExplorationFlags, steps: int, before: l
     ],
 )
 def test_bad_flags_are_named(name: str, value: float) -> None:
-    """All ranges: tests/test_config.py."""
+    """All ranges: tests/flags/test_flags.py."""
     with pytest.raises(ValueError, match=rf"{name}\w* must .*{value}|base_temperature must .*{value}"):
         TemperatureController(ExplorationFlags(**{name: value}))  # type: ignore[arg-type]
 

@@ -213,7 +213,7 @@ def test_reference_is_the_given_one_or_the_own_past() -> None:
     ],
 )
 def test_bad_flags_are_named(name: str, value: float) -> None:
-    """All ranges: tests/test_config.py."""
+    """All ranges: tests/flags/test_flags.py."""
     with pytest.raises(ValueError, match=f"{name} must be .*, got {value}"):
         HybridReward(RewardFlags(**{"reward_clip_high": 1.0, name: value}))  # type: ignore[arg-type]
 

@@ -153,9 +153,6 @@ class PPOModularScheduler(BaseGlobalScheduler):
         self._guard = PolicyGuard(
             self.agent,
             self._recent,
-            interval=flags.guard_interval,
-            tolerance=flags.guard_tolerance,
-            tail_preference=flags.tail_preference,
             serves_best=self._can_serve_best(),
         )
         if self._guard.serves_best:
