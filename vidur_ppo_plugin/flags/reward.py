@@ -1,7 +1,7 @@
 """What a decision is worth."""
 
 from dataclasses import dataclass
-from typing import Dict, Optional
+from typing import Any, Dict, Optional
 
 from .flag import flag, require
 
@@ -107,7 +107,7 @@ class RewardFlags:
     normalize_rewards: bool = flag(True, "Divide rewards by their running deviation, so that lr suits any load.")
 
     @property
-    def credit_weights(self) -> Dict[str, float]:
+    def credit_weights(self) -> Dict[str, Any]:
         """How much a placement's harm counts, and to whom: the options of marginal delay.
 
         They do not depend on `tail_preference`: only training that looks ahead (`train/look_ahead.py`) pays for what it

@@ -126,7 +126,7 @@ def _controllers(flags: PPOModularFlags) -> Controllers:
 
 
 def _pull(flags: PPOModularFlags) -> Schedule | None:
-    """Of `kl_ref_coef`: it fades over `kl_ref_steps`, or stays if they are 0."""
+    """The weight of the pull to the reference: it fades over `kl_ref_steps`, or stays if they are 0."""
     if not flags.kl_ref_coef:
         return None
     kind = "linear" if flags.kl_ref_steps else "constant"
