@@ -38,7 +38,7 @@ from vidur_ppo_plugin.compare.schedulers import TUNED, SchedulerError, Scheduler
 from vidur_ppo_plugin.compare.seeds import CAPACITY, COMPARISON, TUNING
 from vidur_ppo_plugin.compare.tuning import thresholds
 from vidur_ppo_plugin.envs.settings import changed
-from vidur_ppo_plugin.routing.preference import BALANCED
+from vidur_ppo_plugin.flags import BALANCED
 from vidur_ppo_plugin.routing.routers import HEURISTICS, STOCK
 from vidur_ppo_plugin.scenario import REPLAY, Scenario, ScenarioError, TraceWindows, find_scenario, scenario_names
 from vidur_ppo_plugin.workload.trace import read_trace

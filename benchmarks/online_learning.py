@@ -36,9 +36,8 @@ from vidur_ppo_plugin.compare.display import TITLES
 from vidur_ppo_plugin.compare.engines import cell_flags, quietly, run_cell
 from vidur_ppo_plugin.compare.schedulers import LEARNED, TUNED, SchedulerError, SchedulerSpec, parse_schedulers
 from vidur_ppo_plugin.compare.seeds import COMPARISON
-from vidur_ppo_plugin.config import SizeSplitFlags
 from vidur_ppo_plugin.envs.settings import changed, find_scenario
-from vidur_ppo_plugin.routing.preference import BALANCED
+from vidur_ppo_plugin.flags import BALANCED, SizeSplitFlags
 from vidur_ppo_plugin.scenario import Scenario, ScenarioError
 
 NOTHING = "nothing"

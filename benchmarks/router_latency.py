@@ -217,7 +217,7 @@ def decision_us(policy: str, size: int, num_backends: int = 16) -> float:
 
 def learned_policy(directory: Path) -> str:
     """A policy of the default size, untrained: what it has learned does not change how long it takes."""
-    from vidur_ppo_plugin.config import PPOModularFlags
+    from vidur_ppo_plugin.flags import PPOModularFlags
     from vidur_ppo_plugin.learn.features import build_features
     from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
     from vidur_ppo_plugin.policy.numpy_actor import NumpyActor

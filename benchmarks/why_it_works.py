@@ -28,7 +28,7 @@ from vidur_ppo_plugin.compare.deciding import build
 from vidur_ppo_plugin.compare.engines import cell_flags, quietly
 from vidur_ppo_plugin.compare.schedulers import SchedulerSpec, parse_schedulers
 from vidur_ppo_plugin.compare.seeds import COMPARISON
-from vidur_ppo_plugin.routing.preference import BALANCED
+from vidur_ppo_plugin.flags import BALANCED
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
 from vidur_ppo_plugin.scenario import Scenario, find_scenario
 

@@ -5,7 +5,7 @@ from typing import Optional
 
 from packaging_tools import ROOT
 
-from vidur_ppo_plugin.config import PPOModularFlags, flag_name
+from vidur_ppo_plugin.flags import PPOModularFlags, flag_name
 from vidur_ppo_plugin.routing import features
 from vidur_ppo_plugin.sim import flag_docs
 

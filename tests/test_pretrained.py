@@ -18,8 +18,8 @@ from simulation import arguments, simulate, vidur_main
 from vidur_ppo_plugin import checkpoint, cli, pretrained, shipping
 from vidur_ppo_plugin.compare.engines import run_cell
 from vidur_ppo_plugin.compare.schedulers import parse_schedulers
-from vidur_ppo_plugin.config import PPOModularFlags
 from vidur_ppo_plugin.envs.settings import changed
+from vidur_ppo_plugin.flags import BALANCED, PPOModularFlags
 from vidur_ppo_plugin.learn.checkpoint_flags import adopt_flags, checkpoint_flags
 from vidur_ppo_plugin.learn.policy_checkpoint import network_weights
 from vidur_ppo_plugin.policy.exported import ExportedPolicy
@@ -27,7 +27,6 @@ from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
 from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
 from vidur_ppo_plugin.pretrained import Pretrained, PretrainedError
 from vidur_ppo_plugin.routing.delay_model import DelayModel
-from vidur_ppo_plugin.routing.preference import BALANCED
 from vidur_ppo_plugin.routing.snapshot import ROWS, ClusterSnapshot, RequestInfo
 from vidur_ppo_plugin.scenario import Scenario, load_scenario
 

@@ -13,17 +13,17 @@ from packaging_tools import PACKAGE, ROOT
 
 # From the bottom to the top: a room imports itself and rooms below it. Rooms need not exist yet.
 LEVELS = [
-    ["hardware"],
-    ["workload"],
+    ["flags"],
+    ["workload", "hardware"],
     ["routing"],
     ["scenario"],
     ["policy"],
-    ["config"],  # config, record and checkpoint: used from `learn` upward
-    ["record"],
+    ["clusters"],
+    ["twin"],
+    ["record"],  # record and checkpoint: used from `learn` upward
     ["pretrained"],
     ["checkpoint"],
     ["learn"],
-    ["twin"],
     ["sim"],
     ["envs"],
     ["train", "compare", "serve"],
@@ -34,9 +34,6 @@ SAME_ROOM = {
     "shipping": "cli",
     "__main__": "cli",
     "command_parser": "cli",
-    "flag": "config",
-    "ppo_flags": "config",
-    "workload_flags": "config",
 }
 FREE_TO_USE = {"__init__", "_autoload"}  # the version and the hook: they know nothing, anyone may know them
 
@@ -45,7 +42,7 @@ VIDUR_INSIDE_FUNCTIONS = {"_autoload", "plugin"}
 TORCH_AT_MODULE_LEVEL = {"policy", "learn", "train"}
 WITHOUT_TORCH_AND_VIDUR = {"serve"}  # nor may anything be that it imports
 AT_EVERY_START = {"__init__": sys.stdlib_module_names, "_autoload": {"__future__", "sys"}}
-WITHOUT_FUTURE_ANNOTATIONS = {"config"}  # Vidur's flag parser reads the types
+WITHOUT_FUTURE_ANNOTATIONS = {"flags"}  # Vidur's flag parser reads the types
 
 
 # --- Reading imports ---
@@ -181,14 +178,18 @@ def test_the_checker_reads_the_imports_of_the_package() -> None:
     """An import that is really there is seen, so silence above means something."""
     names = {item.name for item in imports_of(ROOT / PACKAGE / "sim" / "checks.py", ROOT / PACKAGE)}
     assert f"{PACKAGE}.sim.config_types" in names  # from . import config_types
-    assert f"{PACKAGE}.config.check_scheduler" in names
+    assert f"{PACKAGE}.flags.check_scheduler" in names
     assert any(name.startswith("vidur.scheduler") for name in names)  # inside a function
 
 
 FORBIDDEN = {
     "upward": ("routing/a.py", "from vidur_ppo_plugin.sim.flags import known_flags", "routing must not import sim"),
     "upward, relative": ("routing/a.py", "from ..policy import net", "routing must not import policy"),
-    "upward, of a module": ("hardware/a.py", "from vidur_ppo_plugin import config", "hardware must not import config"),
+    "upward, of a module": (
+        "flags/a.py",
+        "from vidur_ppo_plugin import checkpoint",
+        "flags must not import checkpoint",
+    ),
     "upward, plain": ("hardware/a.py", "import vidur_ppo_plugin.routing", "hardware must not import routing"),
     "upward, inside a function": (
         "learn/a.py",
@@ -202,7 +203,8 @@ FORBIDDEN = {
     ),
     "sideways": ("train/a.py", "from vidur_ppo_plugin.serve import x", "train must not import serve"),
     "from below learn": ("policy/a.py", "from vidur_ppo_plugin.record import x", "policy must not import record"),
-    "of shared files": ("config.py", "from vidur_ppo_plugin.learn import x", "config must not import learn"),
+    "of the lowest room": ("flags/a.py", "from vidur_ppo_plugin.routing import x", "flags must not import routing"),
+    "of the twin": ("twin/a.py", "from vidur_ppo_plugin.learn import x", "twin must not import learn"),
     "of the doctor": ("sim/a.py", "from vidur_ppo_plugin.doctor import report", "sim must not import cli"),
     "vidur": ("cli.py", "def f():\n    import vidur.config", "cli must not import vidur"),
     "vidur by name": ("cli.py", "import importlib\nimportlib.import_module('vidur')", "cli must not import vidur"),
@@ -218,11 +220,11 @@ FORBIDDEN = {
     "start-up, others": ("__init__.py", "import numpy", "__init__ runs in every interpreter and must not import numpy"),
     "start-up, own": (
         "__init__.py",
-        "from vidur_ppo_plugin import config",
-        "__init__ runs in every interpreter and must not import vidur_ppo_plugin.config",
+        "from vidur_ppo_plugin import flags",
+        "__init__ runs in every interpreter and must not import vidur_ppo_plugin.flags",
     ),
     "serve": ("serve/a.py", "def f():\n    import torch", "serve must not import torch, not even inside functions"),
-    "future": ("config.py", "from __future__ import annotations", "config must not use `from __future__"),
+    "future": ("flags/a.py", "from __future__ import annotations", "flags must not use `from __future__"),
     "an unknown room": ("helpers.py", "", "'helpers' is in no level"),
 }
 
@@ -258,10 +260,10 @@ def test_the_checker_allows_what_is_allowed(tmp_path: Path) -> None:
         "__init__.py": "import sys",
         "_autoload.py": "from __future__ import annotations\nimport sys\ndef f():\n    import os, vidur.config",
         "plugin.py": "from vidur_ppo_plugin import _autoload\ndef f():\n    import vidur_ppo_plugin.sim.flags",
-        "config.py": "from typing import List",
-        "checkpoint.py": "from vidur_ppo_plugin import __version__, config\ndef save():\n    import torch",
+        "flags/reward.py": "from typing import List",
+        "checkpoint.py": "from vidur_ppo_plugin import __version__, flags\ndef save():\n    import torch",
         "policy/net.py": "import torch\nfrom vidur_ppo_plugin.routing.snapshot import ROWS",
-        "learn/ppo.py": "import torch\nfrom ..record import csv\nfrom ..policy.net import Net",
+        "learn/ppo.py": "import torch\nfrom ..record import csv\nfrom ..twin import twin",
         "sim/flags.py": "import vidur.config\nfrom . import other\nfrom vidur_ppo_plugin.record import outcome",
         "cli.py": "from vidur_ppo_plugin.doctor import report\nfrom vidur_ppo_plugin.train import loop",
         "doctor.py": "from vidur_ppo_plugin._autoload import SWITCH",

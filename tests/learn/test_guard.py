@@ -7,7 +7,7 @@ import pytest
 import torch
 from test_warm_start import agent_of  # type: ignore[import-not-found]
 
-from vidur_ppo_plugin.config import PPOModularFlags
+from vidur_ppo_plugin.flags import PPOModularFlags
 from vidur_ppo_plugin.learn.guard import Outcome, PolicyGuard, Verdict, judge
 from vidur_ppo_plugin.routing.features import Observation
 
@@ -75,11 +75,11 @@ class Replay:
         return times(1.0 + bias, 1.0 + max(0.0, -bias - self.limit)) if self.is_ready else None
 
 
-def guard_with(replay: Any, **options: Any) -> PolicyGuard:
-    agent = agent_of(PPOModularFlags(hidden_size=8, feature_projection_dim=8))
+def guard_with(replay: Any, *, serves_best: bool = False, **flags: Any) -> PolicyGuard:
+    values = {"guard_interval": 1, "guard_tolerance": 0.01, "tail_preference": 0.5, **flags}
+    agent = agent_of(PPOModularFlags(hidden_size=8, feature_projection_dim=8, **values))
     agent.load_policy(agent.ppo.network.state_dict())
-    values = {"interval": 1, "tolerance": 0.01, "tail_preference": 0.5, **options}
-    return PolicyGuard(agent, replay, **values)
+    return PolicyGuard(agent, replay, serves_best=serves_best)
 
 
 def move(guard: PolicyGuard, value: float) -> None:
@@ -127,7 +127,7 @@ def test_without_requests_nothing_is_judged_and_at_the_end_nothing_is_kept() -> 
 
 
 def test_without_a_twin_credit_decides() -> None:
-    guard = guard_with(None, interval=4)
+    guard = guard_with(None, guard_interval=4)
     guard.agent.ppo.num_updates = 1
     move(guard, 0.4)
     for gain in (-0.03, -0.02, -0.025):
@@ -153,7 +153,7 @@ def test_it_goes_on_from_its_state() -> None:
 
 def test_without_a_twin_credit_has_the_last_word() -> None:
     for gains, kept in (((0.03, 0.02, 0.025), 0.4), ((0.03, -0.02, 0.0), 0.0)):
-        guard = guard_with(None, interval=100)
+        guard = guard_with(None, guard_interval=100)
         guard.agent.ppo.num_updates = 1
         move(guard, 0.4)
         for gain in gains:
@@ -170,7 +170,7 @@ def served(guard: PolicyGuard) -> float:
 
 
 def test_what_is_learned_serves_once_it_is_proved() -> None:
-    guard = guard_with(Replay(), interval=2, serves_best=True)
+    guard = guard_with(Replay(), guard_interval=2, serves_best=True)
     guard.agent.ppo.num_updates = 1
     move(guard, -0.2)
     guard.after_update(None)
@@ -194,7 +194,7 @@ def test_a_part_of_what_was_learned_will_do() -> None:
 
 
 def test_small_losses_do_not_add_up() -> None:
-    guard = guard_with(Replay(limit=0.0), tolerance=0.015, serves_best=True)
+    guard = guard_with(Replay(limit=0.0), guard_tolerance=0.015, serves_best=True)
     move(guard, -0.01)
     guard.after_update(None)
     assert served(guard) == pytest.approx(-0.01)  # at the price of 1 % in first tokens

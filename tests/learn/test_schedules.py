@@ -115,19 +115,26 @@ def test_mixed_probabilities_are_probabilities(weights: list[float], start: floa
 
 
 def test_kl_coefficient_doubles_and_halves_within_bounds() -> None:
-    control = KlController(kl_coef=0.2, target_kl=0.01, min_kl_coef=0.05, max_kl_coef=0.5)
+    control = KlController(kl_coef=6.0, target_kl=0.01)
     # Just inside and just outside of [target / 1.5, 1.5 x target] = [0.00667, 0.015].
     moves = [0.0149, 0.0067, 0.0151, 1.0, 0.0066, 0.0, -0.001, 0.0]
-    assert [control.update(kl) for kl in moves] == pytest.approx([0.2, 0.2, 0.4, 0.5, 0.25, 0.125, 0.0625, 0.05])
+    assert [control.update(kl) for kl in moves] == pytest.approx([6.0, 6.0, 10.0, 10.0, 5.0, 2.5, 1.25, 0.625])
+    assert [control.update(0.0) for _ in range(20)][-1] == 1e-3
+    assert KlController(kl_coef=20.0, target_kl=0.01).update(1.0) == 20.0  # who starts outside stays within that
+    assert KlController(kl_coef=1e-4, target_kl=0.01).update(0.0) == 1e-4
     assert KlController(kl_coef=0.0, target_kl=0.01).update(1.0) == 0.0
 
 
 def test_learning_rate_follows_the_kl_within_bounds() -> None:
-    control = KlAdaptiveLearningRate(lr=9e-4, target_kl=0.01, min_lr=5e-4, max_lr=1e-3)
+    control = KlAdaptiveLearningRate(lr=9e-3, target_kl=0.01)
     # Between half and twice the target nothing changes, nor at 0 or below.
     moves = [0.019, 0.0051, 0.0, -0.1, 0.021, 0.021, 0.0049, 0.0049]
-    expected = [9e-4, 9e-4, 9e-4, 9e-4, 6e-4, 5e-4, 7.5e-4, 1e-3]
+    expected = [9e-3, 9e-3, 9e-3, 9e-3, 6e-3, 4e-3, 6e-3, 9e-3]
     assert [control.update(kl) for kl in moves] == pytest.approx(expected)
+    assert control.update(0.001) == 1e-2
+    assert [control.update(1.0) for _ in range(20)][-1] == 1e-5
+    assert KlAdaptiveLearningRate(lr=0.1, target_kl=0.01).update(0.001) == 0.1
+    assert KlAdaptiveLearningRate(lr=1e-6, target_kl=0.01).update(1.0) == 1e-6
 
 
 @pytest.mark.parametrize(
@@ -136,12 +143,12 @@ def test_learning_rate_follows_the_kl_within_bounds() -> None:
         (
             KlController,
             {"kl_coef": 0.2, "target_kl": 0.01},
-            [("target_kl", 0.0), ("kl_coef", -0.1), ("kl_coef", 99.0), ("min_kl_coef", 0.0), ("max_kl_coef", 1e-9)],
+            [("target_kl", 0.0), ("kl_coef", -0.1), ("kl_coef", math.inf)],
         ),
         (
             KlAdaptiveLearningRate,
             {"lr": 3e-4, "target_kl": 0.01},
-            [("target_kl", -1.0), ("lr", 0.0), ("lr", 1.0), ("min_lr", 0.0), ("max_lr", 1e-9), ("lr", math.nan)],
+            [("target_kl", -1.0), ("lr", 0.0), ("lr", math.inf), ("lr", math.nan)],
         ),
     ],
 )

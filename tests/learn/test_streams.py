@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from vidur_ppo_plugin.flags import LearningFlags, PPOModularFlags
+from vidur_ppo_plugin.learn.parameters import ppo_parameters
 from vidur_ppo_plugin.learn.ppo import PPO, Coefficients, PPOParameters
 from vidur_ppo_plugin.learn.rollout import Rollout
 from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
@@ -19,7 +21,7 @@ COEFFICIENTS = Coefficients(learning_rate=3e-3, entropy_coef=0.0)
 
 def learner(**parameters: object) -> PPO:
     shape = NetworkShape(num_replica_features=FEATURES, num_request_features=REQUEST, hidden_size=32)
-    return PPO(ActorCritic(shape, 0), PPOParameters(**{"expected_gradient": False, **parameters}), seed=0)  # type: ignore[arg-type]
+    return PPO(ActorCritic(shape, 0), PPOParameters(**parameters), seed=0)  # type: ignore[arg-type]
 
 
 def rollout(rng: np.random.Generator, num_replicas: int, *, stream: int = 0, length: int = 48) -> Rollout:
@@ -111,7 +113,21 @@ def test_a_learner_continues_where_its_state_was_taken() -> None:
 
 
 def test_what_has_no_advantages_is_refused() -> None:
-    for name, value in (("expected_gradient", True), ("enable_critic", False)):
-        parameters = {"expected_gradient": False, name: value}
-        with pytest.raises(ValueError, match=f"{name}={value} needs all_action_baseline"):
-            PPOParameters(all_action_baseline=False, **parameters)  # type: ignore[arg-type]
+    for name, value in (("all_action_baseline", False), ("gamma", 0.5)):
+        with pytest.raises(ValueError, match="enable_critic=False needs all_action_baseline, and gamma 0"):
+            PPOParameters(enable_critic=False, **{name: value})  # type: ignore[arg-type]
+
+
+def test_actions_are_not_compared_where_the_future_counts() -> None:
+    flags = PPOModularFlags(gamma=0.5)
+    assert flags.all_action_baseline and flags.expected_gradient
+    parameters = ppo_parameters(flags)
+    assert not (parameters.all_action_baseline or parameters.expected_gradient)
+    assert ppo_parameters(PPOModularFlags()).expected_gradient
+
+
+def test_the_flags_of_learning_are_the_parameters_of_an_update() -> None:
+    flags = PPOModularFlags(lr=0.02, epochs=3, gae_lambda=0.5, normalize_rewards=False)
+    parameters = ppo_parameters(flags)
+    shared = {name: getattr(flags, name) for name in vars(LearningFlags())}
+    assert shared | {"normalize_rewards": False, "enable_critic": True} == vars(parameters)

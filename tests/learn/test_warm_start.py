@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vidur_ppo_plugin import checkpoint
-from vidur_ppo_plugin.config import PPOModularFlags
+from vidur_ppo_plugin.flags import PPOModularFlags
 from vidur_ppo_plugin.learn.agent import Agent
 from vidur_ppo_plugin.learn.build import build_agent, check_resumed
 from vidur_ppo_plugin.learn.demonstrations import PRIORS, DemonstrationBuffer, Demonstrations, load, save
-from vidur_ppo_plugin.learn.warm_start import CloningParameters, DemonstrationSet, clone, split
+from vidur_ppo_plugin.learn.warm_start import DemonstrationSet, clone, split
 from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.features import FeatureTable, Observation
@@ -202,9 +202,8 @@ def test_a_damaged_file_is_refused_or_unharmed(tmp_path_factory: pytest.TempPath
 
 def test_cloning_learns_a_simple_teacher(caplog: pytest.LogCaptureFixture) -> None:
     shown, actor = demonstrations(2000), network()
-    parameters = CloningParameters(epochs=8, lr=3e-3)
     with caplog.at_level(logging.INFO):
-        report = clone(actor, shown, prior(), parameters, seed=0)
+        report = clone(actor, shown, prior(), PPOModularFlags(bc_epochs=8, bc_lr=3e-3, seed=0))
     assert report.accuracy > 0.9
     assert report.prior_accuracy == pytest.approx((1 / 2 + 1 / 3 + 1 / 5) / 3, abs=0.03)
     assert report.train_loss < 0.3
@@ -217,7 +216,7 @@ def test_cloning_learns_a_simple_teacher(caplog: pytest.LogCaptureFixture) -> No
 def test_same_seed_same_bits() -> None:
     def cloned(seed: int) -> list[torch.Tensor]:
         actor = network()
-        clone(actor, demonstrations(), prior(), CloningParameters(epochs=3, lr=3e-3), seed=seed)
+        clone(actor, demonstrations(), prior(), PPOModularFlags(bc_epochs=3, bc_lr=3e-3, seed=seed))
         return [parameter.detach() for parameter in actor.parameters()]
 
     assert all(torch.equal(a, b) for a, b in zip(cloned(0), cloned(0), strict=True))
@@ -226,7 +225,7 @@ def test_same_seed_same_bits() -> None:
 
 def test_cloning_leaves_the_critic_alone() -> None:
     actor, untouched = network(), network()
-    clone(actor, demonstrations(), prior(), CloningParameters(epochs=1, lr=1e-3), seed=0)
+    clone(actor, demonstrations(), prior(), PPOModularFlags(bc_epochs=1, bc_lr=1e-3, seed=0))
     changed = {
         name.split(".")[0]
         for (name, mine), theirs in zip(actor.named_parameters(), untouched.parameters(), strict=True)
@@ -243,7 +242,7 @@ def test_a_policy_that_ends_below_its_prior_is_told_of(caplog: pytest.LogCapture
     training, _ = split(200, seed=0)
     actions[training] = 1 - actions[training]
     misled = dataclasses.replace(shown, prior_costs=costs, actions=actions)
-    report = clone(network(), misled, prior("least_tokens"), CloningParameters(epochs=10, lr=3e-3), seed=0)
+    report = clone(network(), misled, prior("least_tokens"), PPOModularFlags(bc_epochs=10, bc_lr=3e-3, seed=0))
     assert report.prior_accuracy == 1.0 > report.accuracy
     assert "the prior alone agrees more often" in caplog.text
 

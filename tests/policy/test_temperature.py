@@ -8,21 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidur_ppo_plugin.policy.temperature import TemperatureController, TemperatureParams
+from vidur_ppo_plugin.flags import ExplorationFlags
+from vidur_ppo_plugin.policy.temperature import TemperatureController
 
 # Every term off: a test switches on the one it looks at.
 QUIET: dict[str, Any] = {
     "enable_dynamic_temperature": True,
-    "load_weight": 0.0,
-    "latency_weight": 0.0,
     "pulse_interval": 0,
     "stagnation_threshold": 0.0,
     "reference_patience": 0,
 }
 
 
-def controller(**params: Any) -> TemperatureController:
-    return TemperatureController(TemperatureParams(**{**QUIET, **params}))
+def controller(*, schedule_updates: int = 0, **flags: Any) -> TemperatureController:
+    return TemperatureController(ExplorationFlags(**{**QUIET, **flags}), schedule_updates=schedule_updates)
 
 
 def pulses(
@@ -43,10 +42,10 @@ def test_nothing_moves_without_terms() -> None:
 
 
 def test_disabled_is_the_scheduled_base_whatever_happens() -> None:
-    params = TemperatureParams(
-        enable_dynamic_temperature=False, base_temperature=1.5, schedule_updates=4, target_entropy=1.0, pulse_interval=1
+    flags = ExplorationFlags(
+        enable_dynamic_temperature=False, base_temperature=1.5, target_entropy=1.0, pulse_interval=1
     )
-    control = TemperatureController(params)
+    control = TemperatureController(flags, schedule_updates=4)
     assert control.temperature == 1.5
     found = [control.update(1.0, 0.0, 1.0, 0.0, 5.0) for _ in range(6)]
     assert found == pytest.approx([1.375, 1.25, 1.125, 1.0, 1.0, 1.0])
@@ -59,7 +58,7 @@ def test_schedule_moves_to_one_from_below_too() -> None:
 
 
 def test_load_lowers_latency_raises_and_both_cancel() -> None:
-    control = controller(load_weight=0.3, latency_weight=0.3)
+    control = controller()
     assert control.update(None, 1.0, 1.0, 0.0) == pytest.approx(0.7)
     assert control.update(None, 1.0, 0.5, 0.0) == pytest.approx(0.85)
     assert control.update(None, 1.0, 0.0, 1.0) == pytest.approx(1.3)
@@ -67,9 +66,9 @@ def test_load_lowers_latency_raises_and_both_cancel() -> None:
 
 
 def test_temperature_rises_in_proportion_to_missing_entropy() -> None:
-    control = controller(target_entropy=0.8, entropy_gain=1.5)
+    control = controller(target_entropy=0.8)
     found = [control.update(None, entropy, 0.0, 0.0) for entropy in (1.3, 0.8, 0.4, 0.0)]
-    assert found == pytest.approx([1.0, 1.0, 1.75, 2.5])
+    assert found == pytest.approx([1.0, 1.0, 1.5, 2.0])
 
 
 def test_pulse_by_interval() -> None:
@@ -107,44 +106,50 @@ def test_an_unknown_gain_neither_counts_nor_forgives() -> None:
 
 def test_bounds_win_over_a_pulse_and_over_pressure() -> None:
     assert controller(pulse_interval=1, pulse_magnitude=5.0, max_temperature=1.5).update(None, 1.0, 0.0, 0.0) == 1.5
-    assert controller(load_weight=0.9, min_temperature=0.5).update(None, 1.0, 1.0, 0.0) == 0.5
+    assert controller(min_temperature=0.9).update(None, 1.0, 1.0, 0.0) == 0.9
 
 
 PRESSURE = st.floats(0.0, 1.0)
 METRIC = st.none() | st.floats(-1e6, 1e6)
 UPDATES = st.lists(st.tuples(METRIC, st.floats(0.0, 7.0), PRESSURE, PRESSURE, METRIC), max_size=40)
-PARAMS = st.builds(
-    TemperatureParams,
+FLAGS = st.builds(
+    ExplorationFlags,
     enable_dynamic_temperature=st.booleans(),
     base_temperature=st.floats(0.5, 3.0),
-    schedule_updates=st.integers(0, 20),
     target_entropy=st.floats(0.0, 2.0),
-    entropy_gain=st.floats(0.0, 10.0),
     pulse_interval=st.integers(0, 9),
     pulse_magnitude=st.floats(1.0, 100.0),
     pulse_length=st.integers(1, 4),
     stagnation_threshold=st.floats(0.0, 1.0),
-    stagnation_memory=st.integers(1, 4),
+    stagnation_memory=st.integers(2, 4),
     reference_patience=st.integers(0, 3),
 )
+STEPS = st.integers(0, 20)
 
 
-@given(params=PARAMS, updates=UPDATES)
-def test_always_within_bounds_and_pulses_end(params: TemperatureParams, updates: list[Any]) -> None:
-    control = TemperatureController(params)
+@given(flags=FLAGS, steps=STEPS, updates=UPDATES)
+def test_always_within_bounds_and_pulses_end(flags: ExplorationFlags, steps: int, updates: list[Any]) -> None:
+    control = TemperatureController(flags, schedule_updates=steps)
     for update in updates:
         temperature = control.update(*update)
-        assert params.min_temperature <= temperature <= params.max_temperature
-        assert control.is_pulsing <= params.enable_dynamic_temperature
-        assert control.state_dict()["pulse_updates_left"] <= params.pulse_length
+        assert flags.min_temperature <= temperature <= flags.max_temperature
+        assert control.is_pulsing <= flags.enable_dynamic_temperature
+        assert control.state_dict()["pulse_updates_left"] <= flags.pulse_length
 
 
-@given(params=PARAMS, updates=UPDATES, entropy=st.floats(0.0, 7.0), load=PRESSURE, latency=PRESSURE)
+@given(
+    flags=FLAGS,
+    steps=STEPS,
+    updates=UPDATES,
+    entropy=st.floats(0.0, 7.0),
+    load=PRESSURE,
+    latency=PRESSURE,
+)
 def test_each_term_has_one_direction(
-    params: TemperatureParams, updates: list[Any], entropy: float, load: float, latency: float
+    flags: ExplorationFlags, steps: int, updates: list[Any], entropy: float, load: float, latency: float
 ) -> None:
     def then(entropy: float, load: float, latency: float) -> float:
-        control = TemperatureController(params)
+        control = TemperatureController(flags, schedule_updates=steps)
         for update in updates:
             control.update(*update)
         return control.update(None, entropy, load, latency)
@@ -155,9 +160,9 @@ def test_each_term_has_one_direction(
     assert then(entropy, load, latency / 2) <= middle
 
 
-@given(params=PARAMS, before=UPDATES, after=UPDATES)
-def test_continues_from_its_state(params: TemperatureParams, before: list[Any], after: list[Any]) -> None:
-    control, restored = TemperatureController(params), TemperatureController(params)
+@given(flags=FLAGS, steps=STEPS, before=UPDATES, after=UPDATES)
+def test_continues_from_its_state(flags: ExplorationFlags, steps: int, before: list[Any], after: list[Any]) -> None:
+    control, restored = (TemperatureController(flags, schedule_updates=steps) for _ in range(2))
     for update in before:
         control.update(*update)
     restored.load_state_dict(control.state_dict())
@@ -170,18 +175,18 @@ def test_continues_from_its_state(params: TemperatureParams, before: list[Any], 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *[(name, -1) for name, value in vars(TemperatureParams()).items() if not isinstance(value, bool)],
-        *[(name, math.nan) for name, value in vars(TemperatureParams()).items() if isinstance(value, float)],
         ("min_temperature", 0.0),
         ("min_temperature", 1.1),
         ("max_temperature", 0.9),
         ("pulse_magnitude", 0.5),
-        ("load_weight", 1.0),
+        ("stagnation_threshold", math.nan),
+        ("reference_patience", -1),
     ],
 )
-def test_bad_parameters_are_named(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"{name}.* must .*{value}"):
-        TemperatureParams(**{name: value})  # type: ignore[arg-type]
+def test_bad_flags_are_named(name: str, value: float) -> None:
+    """All ranges: tests/flags/test_flags.py."""
+    with pytest.raises(ValueError, match=rf"{name}\w* must .*{value}|base_temperature must .*{value}"):
+        TemperatureController(ExplorationFlags(**{name: value}))  # type: ignore[arg-type]
 
 
 def test_bad_inputs_are_named() -> None:

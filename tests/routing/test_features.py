@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vidur_ppo_plugin.flags import BALANCED
 from vidur_ppo_plugin.routing.features import FeatureScales, FeatureTable, Observation
-from vidur_ppo_plugin.routing.preference import BALANCED
 from vidur_ppo_plugin.routing.snapshot import ROW, ROWS, ClusterSnapshot, RequestInfo
 
 REQUEST = RequestInfo(prompt_tokens=2048, arrived_at_s=5.0, since_last_arrival_s=2.0, arrival_rate_per_s=4.0)

@@ -5,10 +5,11 @@ import random
 import numpy as np
 import pytest
 
+from vidur_ppo_plugin.flags import Drain
 from vidur_ppo_plugin.routing import heuristics
 from vidur_ppo_plugin.routing.routers import HEURISTICS, STOCK, build_router
 from vidur_ppo_plugin.routing.snapshot import ROW, ROWS, ClusterSnapshot, RequestInfo
-from vidur_ppo_plugin.routing.visibility import Drain, Visibility, format_drains, parse_drains
+from vidur_ppo_plugin.routing.visibility import Visibility
 
 OUTSTANDING, PREFILL, CONTEXT = ROW["outstanding_requests"], ROW["prefill_tokens"], ROW["context_tokens"]
 
@@ -103,17 +104,3 @@ def test_two_choices_are_drawn_from_the_available() -> None:
     seen.available = np.array([True, True, True, False])
     costs = [heuristics.power_of_two(seen, random.Random(seed)) for seed in range(30)]
     assert all(np.isinf(cost[3]) and np.isfinite(cost[:3]).sum() == 2 for cost in costs)
-
-
-def test_texts_of_drains() -> None:
-    drains = (Drain(1, 60.0, 120.5), Drain(0, 1 / 3, 2.0))
-    assert parse_drains(format_drains(drains), 2) == drains
-    assert parse_drains("", 2) == ()
-    for text, problem in (
-        ("1:60", "expected REPLICA:FROM_S:TO_S, got '1:60'"),
-        ("1:60:x", "expected REPLICA:FROM_S:TO_S, got '1:60:x'"),
-        ("1:60:50", "0 <= FROM_S < TO_S"),
-        ("2:1:2", r"the replica must be in 0 \.\.\. 1, got '2:1:2'"),
-    ):
-        with pytest.raises(ValueError, match=problem):
-            parse_drains(text, 2)

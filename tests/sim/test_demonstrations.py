@@ -9,7 +9,7 @@ import pytest
 from simulation import KV_PRESSURE, arguments, simulate, vidur_main
 
 from vidur_ppo_plugin import _autoload
-from vidur_ppo_plugin.config import check_scheduler
+from vidur_ppo_plugin.flags import check_scheduler
 from vidur_ppo_plugin.learn.demonstrations import PRIORS, Demonstrations, load
 from vidur_ppo_plugin.record.outcome import Outcome
 from vidur_ppo_plugin.routing.features import FeatureTable
@@ -216,8 +216,6 @@ def test_a_file_of_other_features_is_refused_on_the_command_line(tmp_path: Path)
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        ({"demonstrate_with": "least_token"}, r"demonstrate_with='least_token': unknown .*did you mean least_tokens\?"),
-        ({"demonstrate_with": "lor:-1"}, "demonstrate_with='lor:-1': the weight of lor must be finite and > 0"),
         ({"demonstrate_with": "lor", "inference_only": True}, "inference_only must be unset with demonstrate_with"),
         ({"demonstrate_with": "lor", "warm_start_file": "a"}, "warm_start_file must be unset with demonstrate_with"),
         ({"demonstrate_with": "lor", "load_checkpoint": "a"}, "load_checkpoint must be unset with demonstrate_with"),
@@ -232,6 +230,21 @@ def test_flags_that_do_not_go_together(flags: dict[str, Any], reason: str) -> No
 
     with pytest.raises(ValueError, match=f"--{PREFIX}{reason}"):
         check_scheduler(PPOGlobalSchedulerModularConfig(**flags), 4)
+
+
+@pytest.mark.parametrize(
+    ("teachers", "reason"),
+    [
+        ("least_token", "unknown teacher 'least_token' (did you mean least_tokens?)"),
+        ("lor:-1", "the weight of lor must be finite and > 0"),
+    ],
+)
+def test_teachers_that_cannot_be_are_refused_on_the_command_line(tmp_path: Path, teachers: str, reason: str) -> None:
+    flags = {f"{PREFIX}demonstrate_with": teachers}
+    done = vidur_main(arguments(tmp_path, global_scheduler_config_type="ppo_modular", **flags))
+    assert done.returncode == 2
+    assert f"--{PREFIX}demonstrate_with={teachers!r}: {reason}" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_the_run(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Bad values of `ppo_modular`'s flags on the real command line: Vidur's parser, then our checks, end with status 2.
 
-`tests/test_config.py` has the ranges themselves; here, nothing between the command line and them loses one.
+`tests/flags/test_flags.py` has the ranges themselves; here, nothing between the command line and them loses one.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from simulation import arguments
 
-from vidur_ppo_plugin.config import PPOModularFlags
+from vidur_ppo_plugin.flags import PPOModularFlags
 
 PREFIX = "p_p_o_global_scheduler_modular_config_"
 NUMERIC = {

@@ -14,7 +14,7 @@ from packaging_tools import ROOT, run_python
 from simulation import simulate
 
 from vidur_ppo_plugin import checkpoint
-from vidur_ppo_plugin.config import PPOModularFlags
+from vidur_ppo_plugin.flags import PPOModularFlags
 from vidur_ppo_plugin.learn.policy_checkpoint import save_policy
 
 PREFIX = "p_p_o_global_scheduler_modular_config_"

@@ -9,7 +9,7 @@ import yaml
 from training_runs import SMALL, small
 
 from vidur_ppo_plugin.cli import main
-from vidur_ppo_plugin.routing.preference import BALANCED
+from vidur_ppo_plugin.flags import BALANCED
 from vidur_ppo_plugin.train.config import load_config, parse_config, replica_counts
 from vidur_ppo_plugin.train.episodes import FIRST_TRAINING_SEED, LAST_TRAINING_SEED, draw_episode
 from vidur_ppo_plugin.train.schema import ConfigError

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from vidur_ppo_plugin.config import visibility
 from vidur_ppo_plugin.record.outcome import Outcome, RequestOutcome
 from vidur_ppo_plugin.routing.routers import STOCK
 from vidur_ppo_plugin.routing.visibility import Visibility
@@ -54,7 +53,7 @@ class _Beside:
     def _visibility(self) -> Visibility:
         if not hasattr(self._run_flags, "drained"):
             return Visibility()
-        return visibility(self._run_flags, self._outcome.num_replicas)
+        return Visibility.from_flags(self._run_flags, self._outcome.num_replicas)
 
     def run(self) -> Outcome:
         """In the twin if it can be done there."""

@@ -14,9 +14,10 @@ import numpy as np
 import pandas as pd
 
 from vidur_ppo_plugin import _autoload
+from vidur_ppo_plugin.flags import format_drains
 from vidur_ppo_plugin.routing.routers import STOCK, Router
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
-from vidur_ppo_plugin.routing.visibility import Visibility, format_drains
+from vidur_ppo_plugin.routing.visibility import Visibility
 from vidur_ppo_plugin.scenario import Scenario
 from vidur_ppo_plugin.twin.config import TwinConfig
 from vidur_ppo_plugin.twin.twin import Completions

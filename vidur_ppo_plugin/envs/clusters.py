@@ -1,10 +1,8 @@
 """What an episode runs on: a cluster that stops at every placement, in the compiled twin or in Vidur itself."""
 
-from dataclasses import asdict
 from typing import Any, Protocol
 
-from vidur_ppo_plugin.config import PPOModularFlags
-from vidur_ppo_plugin.learn.credit_weights import credit_weights
+from vidur_ppo_plugin.flags import PPOModularFlags
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, FloatArray, RequestInfo
 from vidur_ppo_plugin.scenario import Scenario
 from vidur_ppo_plugin.sim.stepping import Completion, SteppedVidur
@@ -75,7 +73,7 @@ class SteppedTwin:
         self._twin = Twin(config)
         self._source = TwinReplicaSource(self._twin, num_waiting_slots=flags.max_queue_requests_per_replica)
         self._requests = requests
-        self._weights = asdict(credit_weights(flags))
+        self._weights = flags.credit_weights
         self._index = -1
         self.now_s = 0.0
 
@@ -99,11 +97,8 @@ class SteppedTwin:
 
     def placement_rewards(self) -> FloatArray:
         """marginal_delay: the reward of placing the request on each replica."""
-        return -self._twin.marginal_delay(
-            self.now_s,
-            *self._lengths(),
-            **self._weights,
-        )
+        prompt_tokens, decode_tokens = self._lengths()
+        return -self._twin.marginal_delay(self.now_s, prompt_tokens, decode_tokens, **self._weights)
 
     def place(self, replica: int) -> None:
         """Send the request to a replica."""

@@ -7,7 +7,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from vidur_ppo_plugin.config import PPOModularFlags
+from vidur_ppo_plugin.flags import PPOModularFlags
 from vidur_ppo_plugin.learn.features import build_features
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.features import Float32Array

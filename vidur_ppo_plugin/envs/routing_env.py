@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from vidur_ppo_plugin.flags import RewardFlags
 from vidur_ppo_plugin.learn.alarms import SafetyLimit
 from vidur_ppo_plugin.routing.heuristics import available_cost
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, FloatArray
@@ -34,7 +35,7 @@ class RoutingEnv(gymnasium.Env[Observation, np.int64]):
         scenario: str | Path | Scenario = "mixed_long",
         *,
         backend: str = "twin",
-        reward_mode: str = "marginal_delay",
+        reward_mode: str = RewardFlags.reward_mode,
         num_requests: int | None = None,
         load: float | None = None,
         num_replicas: int | None = None,

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vidur_ppo_plugin._autoload import suggestion
-from vidur_ppo_plugin.config import PPOModularFlags, flag_name, validate
-from vidur_ppo_plugin.ppo_flags import RewardFlags
+from vidur_ppo_plugin.flags import PPOModularFlags, RewardFlags, flag_name, validate
 from vidur_ppo_plugin.scenario import Scenario, ScenarioError
 
 BACKENDS = ("twin", "vidur")

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from vidur_ppo_plugin.flags import RewardFlags
 from vidur_ppo_plugin.scenario import Scenario, find_scenario
 from vidur_ppo_plugin.sim.schedulers import build_delay_model
 from vidur_ppo_plugin.sim.stepping import simulation_config
@@ -29,7 +30,7 @@ class EnvSetup:
         scenario: str | Path | Scenario,
         *,
         backend: str = "twin",
-        reward_mode: str = "marginal_delay",
+        reward_mode: str = RewardFlags.reward_mode,
         num_requests: int | None = None,
         load: float | None = None,
         num_replicas: int | None = None,

@@ -4,7 +4,6 @@ It gives what `gymnasium.vector.SyncVectorEnv` gives of as many `RoutingEnv`s, s
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
-from vidur_ppo_plugin.learn.credit_weights import credit_weights
 from vidur_ppo_plugin.routing.snapshot import ROWS, ClusterSnapshot, FloatArray
 from vidur_ppo_plugin.routing.visibility import Visibility
 from vidur_ppo_plugin.scenario import Scenario
@@ -137,7 +135,7 @@ class VectorRoutingEnv(VectorEnv[Observation, Ints, NDArray[Any]]):
         """Returns what every replica would have been worth, if that is known at once."""
         flags, action_rewards = self._setup.flags, None
         if flags.reward_mode == "marginal_delay":
-            action_rewards = -self._twin.marginal_delay(**asdict(credit_weights(flags)))
+            action_rewards = -self._twin.marginal_delay(**flags.credit_weights)
         self._twin.act(replicas)
         prompt_tokens = self._prompt_tokens[:, self._num_steps].tolist()
         for cluster, replica in enumerate(replicas.tolist()):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vidur_ppo_plugin.flags import PPOModularFlags
 from vidur_ppo_plugin.policy import greedy
 from vidur_ppo_plugin.policy.compiled_actor import fast_actor
 from vidur_ppo_plugin.policy.network import ActorCritic
@@ -27,15 +28,6 @@ from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
 from .ppo import PPO, Coefficients
 from .rollout import Decision, Rollout, RolloutBuffer
 from .schedules import KlAdaptiveLearningRate, KlController, Schedule
-
-
-@dataclass(frozen=True, kw_only=True)
-class AgentParameters:
-    """How the agent acts and when it learns; what an update does is PPOParameters."""
-
-    rollout_len: int
-    max_candidates: int = 0
-    inference_only: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,18 +54,15 @@ class Agent:
         prior: Prior,
         ppo: PPO,
         controllers: Controllers,
-        parameters: AgentParameters,
-        fixed_kl_coef: float,
-        seed: int,
+        flags: PPOModularFlags,
     ) -> None:
         self.features = features
         self.ppo = ppo
         self.controllers = controllers
-        self.parameters = parameters
+        self.flags = flags
         self._prior = prior
-        self._fixed_kl_coef = fixed_kl_coef
-        self._rng = random.Random(seed)
-        self._buffer = RolloutBuffer(parameters.rollout_len)
+        self._rng = random.Random(flags.seed)
+        self._buffer = RolloutBuffer(flags.rollout_len)
         self._actor = self._make_actor()
         #: Whether `serve` has set who decides: then the network only learns.
         self.serves = False
@@ -116,7 +105,7 @@ class Agent:
 
     def _candidates(self, cost: NDArray[np.float64], num_replicas: int) -> NDArray[np.intp] | None:
         """A seeded sample of replicas, the heuristic's choice always among them; None for all."""
-        size = self.parameters.max_candidates
+        size = self.flags.max_candidates
         if size == 0 or num_replicas <= size:
             return None
         best = choose(cost, self._rng)
@@ -130,9 +119,9 @@ class Agent:
     ) -> int:
         """The replica for the observed request: sampled while learning, greedy in inference and with `serve`."""
         logits = self._logits(observation, prior_logits)
-        is_greedy = self.parameters.inference_only or self.serves
+        is_greedy = self.flags.inference_only or self.serves
         action = greedy.best(logits, self._rng) if is_greedy else self._sample(logits)
-        if not self.parameters.inference_only:
+        if not self.flags.inference_only:
             self._buffer.add(
                 Decision(
                     observation=observation,
@@ -230,7 +219,7 @@ class Agent:
         return Coefficients(
             learning_rate=rate,
             entropy_coef=controllers.entropy_coef.value(step),
-            kl_coef=self._fixed_kl_coef if controllers.kl is None else controllers.kl.kl_coef,
+            kl_coef=self.flags.kl_coef if controllers.kl is None else controllers.kl.kl_coef,
             kl_ref_coef=0.0 if controllers.kl_ref_coef is None else controllers.kl_ref_coef.value(step),
             bc_coef=0.0 if controllers.bc_coef is None else controllers.bc_coef.value(step),
         )
@@ -252,7 +241,7 @@ class Agent:
 
     def update_schedules(self) -> None:
         """Take over what depends on the number of decisions."""
-        self._epsilon = 0.0 if self.parameters.inference_only else self.controllers.epsilon.value(self.num_decisions)
+        self._epsilon = 0.0 if self.flags.inference_only else self.controllers.epsilon.value(self.num_decisions)
 
     @property
     def epsilon(self) -> float:
@@ -299,7 +288,7 @@ class Agent:
     def load_policy(self, network: dict[str, Any]) -> None:
         """Act with the weights of a network, which become the reference; learning and schedules begin anew."""
         self.ppo.network.load_state_dict(network)
-        if not self.parameters.inference_only:
+        if not self.flags.inference_only:
             self.ppo.keep_reference()
         self._actor = self._make_actor()
         self.start_run()
@@ -326,7 +315,7 @@ class Agent:
     def start_run(self) -> None:
         """A new simulation begins: trends start anew, decisions without a reward are dropped."""
         self.features.reset()
-        self._buffer = RolloutBuffer(self.parameters.rollout_len)
+        self._buffer = RolloutBuffer(self.flags.rollout_len)
         self._actions = Counter()
         self.update_schedules()
 

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from vidur_ppo_plugin.flags import RunningFlags
+
 logger = logging.getLogger(__name__)
 
 # An alarm ends only when the share has fallen this much below the threshold: a share that hovers is one alarm.
@@ -22,7 +24,9 @@ def _require(is_right: bool, name: str, value: object, right: str) -> None:
 class CollapseAlarm:
     """Warns once when one replica's share of the last `window` decisions exceeds the threshold. O(1) a decision."""
 
-    def __init__(self, *, num_replicas: int, share_threshold: float = 0.9, window: int = 200) -> None:
+    def __init__(
+        self, *, num_replicas: int, share_threshold: float = RunningFlags.collapse_share, window: int = 200
+    ) -> None:
         _require(num_replicas >= 1, "num_replicas", num_replicas, ">= 1")
         _require(window >= 1, "window", window, ">= 1 decision")
         fair = 1.0 / num_replicas if num_replicas > 1 else 0.0

@@ -7,20 +7,21 @@ from typing import Any
 
 import torch
 
-from vidur_ppo_plugin.config import PPOModularFlags, flag_name
+from vidur_ppo_plugin.flags import PPOModularFlags, flag_name
 from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
-from vidur_ppo_plugin.policy.temperature import TemperatureController, TemperatureParams
+from vidur_ppo_plugin.policy.temperature import TemperatureController
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.features import FeatureTable
 from vidur_ppo_plugin.routing.prior import Prior
 
-from .agent import Agent, AgentParameters, Controllers
+from .agent import Agent, Controllers
 from .curriculum import Curriculum
 from .demonstrations import load
 from .features import build_features
-from .ppo import PPO, PPOParameters
+from .parameters import ppo_parameters
+from .ppo import PPO
 from .schedules import KlAdaptiveLearningRate, KlController, Schedule
-from .warm_start import CloningParameters, DemonstrationSet, clone
+from .warm_start import DemonstrationSet, clone
 
 
 def build_agent(
@@ -57,11 +58,7 @@ def build_agent(
         prior=prior,
         ppo=ppo,
         controllers=_controllers(flags),
-        parameters=AgentParameters(
-            rollout_len=flags.rollout_len, max_candidates=flags.max_candidates, inference_only=flags.inference_only
-        ),
-        fixed_kl_coef=flags.kl_coef,
-        seed=flags.seed,
+        flags=flags,
     )
 
 
@@ -90,13 +87,7 @@ def _warm_start(ppo: PPO, flags: PPOModularFlags, features: FeatureTable, prior:
     ppo.demonstrations = DemonstrationSet(demonstrations, prior)
     if flags.load_checkpoint:
         return
-    parameters = CloningParameters(
-        epochs=flags.bc_epochs,
-        lr=flags.bc_lr,
-        minibatch_size=flags.minibatch_size,
-        max_grad_norm=flags.max_grad_norm,
-    )
-    clone(ppo.network, demonstrations, prior, parameters, seed=flags.seed)
+    clone(ppo.network, demonstrations, prior, flags)
     ppo.keep_reference()
 
 
@@ -112,30 +103,6 @@ def check_resumed(agent: Agent, flags: PPOModularFlags) -> None:
         )
 
 
-def ppo_parameters(flags: PPOModularFlags) -> PPOParameters:
-    """The parameters of an update."""
-    return PPOParameters(
-        lr=flags.lr,
-        gamma=flags.gamma,
-        gae_lambda=flags.gae_lambda,
-        clip_ratio=flags.clip_ratio,
-        value_clip=flags.value_clip,
-        value_coef=flags.value_coef,
-        entropy_min=flags.entropy_min,
-        entropy_floor_coef=flags.entropy_floor_coef,
-        epochs=flags.epochs,
-        minibatch_size=flags.minibatch_size,
-        max_grad_norm=flags.max_grad_norm,
-        normalize_advantages=flags.normalize_advantages,
-        normalize_rewards=flags.normalize_rewards,
-        # Comparing all actions is exact only where the future does not count and the reward gives every action's.
-        all_action_baseline=flags.all_action_baseline and flags.gamma == 0.0,
-        expected_gradient=flags.expected_gradient and flags.all_action_baseline and flags.gamma == 0.0,
-        early_stop_kl_factor=flags.early_stop_kl_factor,
-        target_kl=flags.target_kl,
-    )
-
-
 def _or(value: float | None, default: float) -> float:
     return default if value is None else value
 
@@ -143,41 +110,15 @@ def _or(value: float | None, default: float) -> float:
 def _controllers(flags: PPOModularFlags) -> Controllers:
     steps = flags.schedule_steps
     return Controllers(
-        temperature=TemperatureController(
-            TemperatureParams(
-                enable_dynamic_temperature=flags.enable_dynamic_temperature,
-                base_temperature=flags.base_temperature,
-                min_temperature=flags.min_temperature,
-                max_temperature=flags.max_temperature,
-                pulse_interval=flags.pulse_interval,
-                pulse_magnitude=flags.pulse_magnitude,
-                pulse_length=flags.pulse_length,
-                stagnation_threshold=flags.stagnation_threshold,
-                stagnation_memory=flags.stagnation_memory,
-                reference_patience=flags.reference_patience,
-                target_entropy=flags.target_entropy,
-                schedule_updates=max(1, flags.schedule_steps // flags.rollout_len),
-            )
-        ),
+        temperature=TemperatureController(flags, schedule_updates=flags.schedule_updates),
         entropy_coef=Schedule(
             start=flags.entropy_coef, end=_or(flags.entropy_coef_end, flags.entropy_coef), steps=steps
         ),
         learning_rate=Schedule(start=flags.lr, end=_or(flags.lr_end, flags.lr), steps=steps),
         epsilon=Schedule(start=flags.epsilon, end=0.0, steps=flags.epsilon_steps),
-        kl=KlController(
-            kl_coef=flags.kl_coef,
-            target_kl=flags.target_kl,
-            min_kl_coef=min(1e-3, flags.kl_coef or 1e-3),
-            max_kl_coef=max(10.0, flags.kl_coef),
-        )
-        if flags.enable_adaptive_kl
-        else None,
+        kl=KlController(kl_coef=flags.kl_coef, target_kl=flags.target_kl) if flags.enable_adaptive_kl else None,
         adaptive_lr=(
-            KlAdaptiveLearningRate(
-                lr=flags.lr, target_kl=flags.target_kl, min_lr=min(1e-5, flags.lr), max_lr=max(1e-2, flags.lr)
-            )
-            if flags.enable_adaptive_lr
-            else None
+            KlAdaptiveLearningRate(lr=flags.lr, target_kl=flags.target_kl) if flags.enable_adaptive_lr else None
         ),
         kl_ref_coef=_pull(flags),
         bc_coef=Schedule(start=flags.bc_coef, end=0.0, steps=flags.bc_fade_steps) if flags.bc_coef else None,
@@ -185,7 +126,7 @@ def _controllers(flags: PPOModularFlags) -> Controllers:
 
 
 def _pull(flags: PPOModularFlags) -> Schedule | None:
-    """Of `kl_ref_coef`: it fades over `kl_ref_steps`, or stays if they are 0."""
+    """The weight of the pull to the reference: it fades over `kl_ref_steps`, or stays if they are 0."""
     if not flags.kl_ref_coef:
         return None
     kind = "linear" if flags.kl_ref_steps else "constant"

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from vidur_ppo_plugin.checkpoint import CheckpointError
-from vidur_ppo_plugin.config import PPOModularFlags, flag_name
+from vidur_ppo_plugin.flags import PPOModularFlags, flag_name
 from vidur_ppo_plugin.routing.features import FeatureScales, FeatureTable
 
 

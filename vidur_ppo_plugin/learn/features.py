@@ -1,6 +1,6 @@
 """The feature table that the flags of `ppo_modular` describe; needs no torch."""
 
-from vidur_ppo_plugin.config import PPOModularFlags
+from vidur_ppo_plugin.flags import PPOModularFlags
 from vidur_ppo_plugin.routing.features import FeatureScales, FeatureTable
 
 

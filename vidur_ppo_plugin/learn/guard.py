@@ -117,11 +117,6 @@ class PolicyGuard:
     agent: Agent
     #: None where there is no twin.
     replay: Replay | None
-    #: Updates between trials.
-    interval: int
-    #: Loss in a figure that is borne although it may be noise.
-    tolerance: float
-    tail_preference: float
     #: The best weights decide, greedily, while others are learned; needs a replay.
     serves_best: bool = False
     best: Network = field(default_factory=dict)
@@ -131,6 +126,7 @@ class PolicyGuard:
 
     def __post_init__(self) -> None:
         """What was loaded is the best so far."""
+        self._flags = self.agent.flags
         self.best = self.best or self._present()
         self.loaded = self.loaded or self.best
         self._serve()
@@ -152,7 +148,7 @@ class PolicyGuard:
         if gain_over_loaded is not None:
             self._gains.append(gain_over_loaded)
         row = {"guard_reverts": float(self.num_reverts)}
-        if self.agent.ppo.num_updates % self.interval:
+        if self.agent.ppo.num_updates % self._flags.guard_interval:
             return row
         return self._trial() | {"guard_reverts": float(self.num_reverts)}
 
@@ -167,9 +163,9 @@ class PolicyGuard:
         if verdict is None:
             return {}
         # Credit compares with the loaded policy, not with the best: it serves to give up, and to judge the whole run.
-        if self.replay is None and is_last and verdict.is_better(self.tolerance):
+        if self.replay is None and is_last and verdict.is_better(self._flags.guard_tolerance):
             self.best = self._present()
-        if verdict.is_worse(self.tolerance):
+        if verdict.is_worse(self._flags.guard_tolerance):
             self._give_up(verdict)
         return {"guard_change": verdict.change}
 
@@ -189,10 +185,13 @@ class PolicyGuard:
             candidate = {name: torch.lerp(self.best[name], learned[name], share) for name in learned}
             outcome = replay(candidate)
             assert outcome is not None and of_loaded is not None  # there are as many requests as for the best
-            verdicts.append(judge(outcome, of_best, self.tail_preference))
+            verdicts.append(judge(outcome, of_best, self._flags.tail_preference))
             # Small losses that were borne one after the other must not add up.
-            since_loaded = judge(outcome, of_loaded, self.tail_preference)
-            if verdicts[-1].is_better(self.tolerance) and since_loaded.worst <= self.tolerance:
+            since_loaded = judge(outcome, of_loaded, self._flags.tail_preference)
+            if (
+                verdicts[-1].is_better(self._flags.guard_tolerance)
+                and since_loaded.worst <= self._flags.guard_tolerance
+            ):
                 self.best = candidate
                 self._serve()
                 self._revert()

@@ -1,39 +1,33 @@
 """What an update does, and what changes from update to update."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+from vidur_ppo_plugin.flags import LearningFlags, PPOModularFlags, RewardFlags
 
 
-@dataclass(frozen=True, kw_only=True)
-class PPOParameters:
-    """What an update does; `ppo_flags.py` has the same defaults, and says when to raise and when to lower each."""
+@dataclass(kw_only=True)
+class PPOParameters(LearningFlags):
+    """The flags of learning, and what else an update goes by.
 
-    lr: float = 1e-3
-    gamma: float = 0.0
-    gae_lambda: float = 0.95
-    clip_ratio: float = 0.2
-    value_clip: float = 0.2
-    value_coef: float = 0.5
-    entropy_min: float = 0.0
-    entropy_floor_coef: float = 1.0
-    epochs: int = 4
-    minibatch_size: int = 64
-    max_grad_norm: float = 1.0
-    normalize_advantages: bool = True
-    normalize_rewards: bool = True
-    all_action_baseline: bool = True
-    # Take the expectation over all actions instead of the sampled one: no noise from sampling. Needs the baseline.
-    expected_gradient: bool = True
+    `all_action_baseline` and `expected_gradient` are off where they mean nothing: see `compares_actions`.
+    """
+
+    # A flag of rewards, but they are scaled where they are learned from.
+    normalize_rewards: bool = RewardFlags.normalize_rewards
     # Without it nothing is bootstrapped: advantages come from comparing all actions.
     enable_critic: bool = True
-    # Stop an update once the approximate KL exceeds this multiple of target_kl; 0 never stops.
-    early_stop_kl_factor: float = 0.0
-    target_kl: float = 0.01
 
     def __post_init__(self) -> None:
         """Refuse what has no advantages."""
-        for name, value in (("expected_gradient", self.expected_gradient), ("enable_critic", not self.enable_critic)):
-            if value and not self.all_action_baseline:
-                raise ValueError(f"{name}={getattr(self, name)} needs all_action_baseline, and gamma 0")
+        self.all_action_baseline, self.expected_gradient = self.compares_actions, self.learns_from_every_action
+        if not (self.enable_critic or self.all_action_baseline):
+            raise ValueError(f"enable_critic={self.enable_critic} needs all_action_baseline, and gamma 0")
+
+
+def ppo_parameters(flags: PPOModularFlags) -> PPOParameters:
+    """What an update goes by, as the flags have it."""
+    names = {item.name for item in fields(PPOParameters)} & {item.name for item in fields(flags)}
+    return PPOParameters(**{name: getattr(flags, name) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+# Where adapted values stay unless they start elsewhere: after many small updates an unbounded one takes as many to come
+# back.
+_LEAST_KL_COEF, _MOST_KL_COEF = 1e-3, 10.0
+_LEAST_LR, _MOST_LR = 1e-5, 1e-2
+
 KINDS = ("constant", "linear", "cosine", "exponential")
 
 
@@ -126,20 +131,15 @@ class EpsilonGreedy:
 class KlController:
     """The coefficient of the KL penalty, adapted so that an update moves the policy by about `target_kl`.
 
-    Schulman et al. 2017 (PPO), section 4: doubled above 1.5 x the target, halved below the target / 1.5. Bounded,
-    because after many small updates an unbounded one takes as many to come back. A coefficient of 0 stays 0.
+    Schulman et al. 2017 (PPO), section 4: doubled above 1.5 x the target, halved below the target / 1.5. Bounded.
+    A coefficient of 0 stays 0.
     """
 
-    def __init__(
-        self, *, kl_coef: float, target_kl: float, min_kl_coef: float = 1e-3, max_kl_coef: float = 10.0
-    ) -> None:
+    def __init__(self, *, kl_coef: float, target_kl: float) -> None:
         _require(0.0 < target_kl < math.inf, "target_kl", target_kl, "finite and > 0 nats")
-        _require(0.0 < min_kl_coef < math.inf, "min_kl_coef", min_kl_coef, "finite and > 0")
-        _require(min_kl_coef <= max_kl_coef < math.inf, "max_kl_coef", max_kl_coef, f"finite and >= {min_kl_coef}")
-        is_right = kl_coef == 0.0 or min_kl_coef <= kl_coef <= max_kl_coef
-        _require(is_right, "kl_coef", kl_coef, f"0 (off) or in [{min_kl_coef}, {max_kl_coef}]")
+        _require(0.0 <= kl_coef < math.inf, "kl_coef", kl_coef, "finite and >= 0 (off)")
         self._target_kl = target_kl
-        self._bounds = min_kl_coef, max_kl_coef
+        self._bounds = min(_LEAST_KL_COEF, kl_coef or _LEAST_KL_COEF), max(_MOST_KL_COEF, kl_coef)
         self.kl_coef = kl_coef
 
     def update(self, approx_kl: float) -> float:
@@ -170,13 +170,11 @@ class KlAdaptiveLearningRate:
 
     FACTOR = 1.5
 
-    def __init__(self, *, lr: float, target_kl: float, min_lr: float = 1e-5, max_lr: float = 1e-2) -> None:
+    def __init__(self, *, lr: float, target_kl: float) -> None:
         _require(0.0 < target_kl < math.inf, "target_kl", target_kl, "finite and > 0 nats")
-        _require(0.0 < min_lr < math.inf, "min_lr", min_lr, "finite and > 0")
-        _require(min_lr <= max_lr < math.inf, "max_lr", max_lr, f"finite and >= min_lr ({min_lr})")
-        _require(min_lr <= lr <= max_lr, "lr", lr, f"in [{min_lr}, {max_lr}]")
+        _require(0.0 < lr < math.inf, "lr", lr, "finite and > 0")
         self._target_kl = target_kl
-        self._bounds = min_lr, max_lr
+        self._bounds = min(_LEAST_LR, lr), max(_MOST_LR, lr)
         self.lr = lr
 
     def update(self, approx_kl: float) -> float:

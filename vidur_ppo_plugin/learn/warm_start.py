@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vidur_ppo_plugin.flags import PPOModularFlags
 from vidur_ppo_plugin.policy.network import ActorCritic
 from vidur_ppo_plugin.routing.prior import Prior
 
@@ -22,16 +23,6 @@ logger = logging.getLogger(__name__)
 
 # Of ten decisions one is never trained on, and tells how well the others were understood.
 VALIDATION_SHARE = 0.1
-
-
-@dataclass(frozen=True, kw_only=True)
-class CloningParameters:
-    """How the actor is cloned; `ppo_flags.py` says when to raise and when to lower each."""
-
-    epochs: int
-    lr: float
-    minibatch_size: int = 64
-    max_grad_norm: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,35 +118,33 @@ def split(num_decisions: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.
     return (order[num_validation:] if num_decisions > 1 else order), order[:num_validation]
 
 
-def clone(
-    network: ActorCritic, demonstrations: Demonstrations, prior: Prior, parameters: CloningParameters, *, seed: int
-) -> CloningReport:
+def clone(network: ActorCritic, demonstrations: Demonstrations, prior: Prior, flags: PPOModularFlags) -> CloningReport:
     """Train the network's actor, in place, to do as the teachers did."""
     training, validation = (
-        DemonstrationSet(demonstrations, prior, decisions) for decisions in split(len(demonstrations), seed)
+        DemonstrationSet(demonstrations, prior, decisions) for decisions in split(len(demonstrations), flags.seed)
     )
     # The critic is not trained (nobody has rewards yet), and without a gradient Adam leaves its weights alone.
-    optimizer = torch.optim.Adam(network.parameters(), lr=parameters.lr, eps=1e-5)
-    generator = torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.Adam(network.parameters(), lr=flags.bc_lr, eps=1e-5)
+    generator = torch.Generator().manual_seed(flags.seed)
     prior_accuracy, train_loss = validation.accuracy(), float("nan")
-    for epoch in range(parameters.epochs):
+    for epoch in range(flags.bc_epochs):
         losses = []
-        for group, chosen in training.minibatches(parameters.minibatch_size, generator):
+        for group, chosen in training.minibatches(flags.minibatch_size, generator):
             loss = group.loss(network, chosen)
             if not torch.isfinite(loss):
                 raise ValueError(f"behaviour cloning: the loss of epoch {epoch + 1} is {loss.item()}; lower bc_lr")
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(network.parameters(), parameters.max_grad_norm)
+            torch.nn.utils.clip_grad_norm_(network.parameters(), flags.max_grad_norm)
             optimizer.step()
             losses.append(loss.item() * len(chosen))
         train_loss = sum(losses) / len(training)
         # The first epoch already shows whether the teacher can be understood at all.
-        if epoch in (0, parameters.epochs - 1):
+        if epoch in (0, flags.bc_epochs - 1):
             logger.info(
                 "behaviour cloning: epoch %d of %d, train loss %.3f, validation accuracy %.1f%% "
                 "(the prior's best: %.1f%%; %d decisions, %d of them for validation)",
-                *(epoch + 1, parameters.epochs, train_loss, 100 * validation.accuracy(network)),
+                *(epoch + 1, flags.bc_epochs, train_loss, 100 * validation.accuracy(network)),
                 *(100 * prior_accuracy, len(demonstrations), len(validation)),
             )
     accuracy = validation.accuracy(network)

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vidur_ppo_plugin.flags import NetworkFlags
+
 from . import gru
 
 # Gains of orthogonal initialisation (Andrychowicz et al. 2021, "What Matters in On-Policy RL", and CleanRL).
@@ -27,11 +29,11 @@ class NetworkShape:
 
     num_replica_features: int
     num_request_features: int
-    feature_projection_dim: int = 64
-    hidden_size: int = 64
-    critic_gru_layers: int = 1
-    attention_heads: int = 0
-    decoupled: bool = True
+    feature_projection_dim: int = NetworkFlags.feature_projection_dim
+    hidden_size: int = NetworkFlags.hidden_size
+    critic_gru_layers: int = NetworkFlags.critic_gru_layers
+    attention_heads: int = NetworkFlags.attention_heads
+    decoupled: bool = NetworkFlags.enable_decoupled_ac
     # The plan's flat variant: replicas concatenated in order, for exactly this many; 0 for the set encoder.
     flat_replicas: int = 0
 

@@ -1,74 +1,38 @@
 """The sampling temperature: a base that moves toward 1, pressure, entropy and pulses, always within its bounds."""
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
+from vidur_ppo_plugin.flags import ExplorationFlags, check_exploration, validate
+
+# How much full load lowers the temperature (0.3: by 30 %): a wrong placement costs most when queues are long.
+_LOAD_WEIGHT = 0.3
+# How much full latency pressure raises it: latency that load does not explain is the policy's own fault.
+_LATENCY_WEIGHT = 0.3
+# Rise of the temperature at zero entropy (1.0: doubled), in proportion to the missing entropy.
+_ENTROPY_GAIN = 1.0
 # Below this, the relative change of a metric would divide by nothing.
 _LEAST_METRIC = 1e-12
-
-
-@dataclass(frozen=True, kw_only=True)
-class TemperatureParams:
-    """Bounds, weights and triggers; the defaults are those of the flags (`ppo_flags.py`)."""
-
-    #: Off: the temperature is the (scheduled) base. On: pressure, entropy and pulses act on it.
-    enable_dynamic_temperature: bool = False
-    #: Raise it if the policy settles before it has tried every replica.
-    base_temperature: float = 1.0
-    min_temperature: float = 0.5
-    max_temperature: float = 5.0
-    #: Updates over which the base moves linearly to 1.0; 0: it stays.
-    schedule_updates: int = 0
-    #: How much full load lowers the temperature (0.3: by 30 %): a wrong placement costs most when queues are long.
-    load_weight: float = 0.3
-    #: How much full latency pressure raises it: latency that load does not explain is the policy's own fault.
-    latency_weight: float = 0.3
-    #: Nats; the temperature rises while the policy's entropy is below it. 0: off.
-    target_entropy: float = 0.0
-    #: Rise of the temperature at zero entropy (1.0: doubled), in proportion to the missing entropy.
-    entropy_gain: float = 1.0
-    #: Updates between pulses; 0: none by the clock.
-    pulse_interval: int = 0
-    #: Factor on the temperature during a pulse.
-    pulse_magnitude: float = 2.0
-    #: Updates that a pulse lasts.
-    pulse_length: int = 2
-    #: Relative change of the metric below which it counts as stagnant; 0: never.
-    stagnation_threshold: float = 0.005
-    #: Updates in each of the two means that are compared.
-    stagnation_memory: int = 5
-    #: Updates in a row worse than the reference that start a pulse; 0: never.
-    reference_patience: int = 3
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range, naming them."""
-        least: dict[str, float] = {"pulse_magnitude": 1.0, "pulse_length": 1, "stagnation_memory": 1}
-        for name, value in vars(self).items():
-            if not isinstance(value, bool) and not least.get(name, 0.0) <= value < math.inf:
-                raise ValueError(f"{name} must be finite and >= {least.get(name, 0.0)}, got {value!r}")
-        if not 0.0 < self.min_temperature <= self.base_temperature <= self.max_temperature:
-            bounds = f"{self.min_temperature}, {self.base_temperature}, {self.max_temperature}"
-            raise ValueError(f"0 < min_temperature <= base_temperature <= max_temperature must hold, got {bounds}")
-        for name in ("load_weight", "latency_weight"):
-            if not getattr(self, name) < 1.0:
-                raise ValueError(f"{name} must be below 1 (1 would freeze the policy), got {getattr(self, name)!r}")
 
 
 class TemperatureController:
     """Sets the temperature once an update.
 
-    temperature = base(update) * (1 - load_weight * load + latency_weight * latency)
-    * (1 + entropy_gain * missing share of target_entropy) * (pulse_magnitude in a pulse), within [min, max].
+    temperature = base(update) * (1 - _LOAD_WEIGHT * load + _LATENCY_WEIGHT * latency)
+    * (1 + _ENTROPY_GAIN * missing share of target_entropy) * (pulse_magnitude in a pulse), within [min, max].
 
     Load lowers it, latency raises it: when both are high, latency is the load's doing and they cancel; when latency
     is high without load, the policy is at fault and should look elsewhere, which is also cheap then.
     """
 
-    def __init__(self, params: TemperatureParams) -> None:
-        self._params = params
+    def __init__(self, flags: ExplorationFlags, *, schedule_updates: int = 0) -> None:
+        """`schedule_updates`: updates over which the base moves linearly to 1.0; 0: it stays."""
+        validate(flags)
+        check_exploration(flags)
+        self._flags = flags
+        self._schedule_updates = schedule_updates
         #: The temperature to sample with until the next update.
-        self.temperature = params.base_temperature
+        self.temperature = flags.base_temperature
         #: Why the pulse under way started: "reference", "stagnation", "interval", or "" without one.
         self.pulse_reason = ""
         self._updates = 0
@@ -90,7 +54,7 @@ class TemperatureController:
         gain_over_reference: float | None = None,
     ) -> float:
         """The new temperature. Pressures are in [0, 1]; a metric or gain that is not known is None."""
-        params = self._params
+        flags = self._flags
         _check_pressure("load_pressure", load_pressure)
         _check_pressure("latency_pressure", latency_pressure)
         if not 0.0 <= entropy < math.inf:
@@ -100,26 +64,26 @@ class TemperatureController:
                 raise ValueError(f"{name} must be finite, or None while it is not known, got {value!r}")
         self._updates += 1
         temperature = self._scheduled_base()
-        if params.enable_dynamic_temperature:
+        if flags.enable_dynamic_temperature:
             self._remember(metric, gain_over_reference)
             self._advance_pulse()
-            temperature *= 1.0 - params.load_weight * load_pressure + params.latency_weight * latency_pressure
-            temperature *= 1.0 + params.entropy_gain * self._missing_entropy(entropy)
-            temperature *= params.pulse_magnitude if self.is_pulsing else 1.0
-        self.temperature = min(max(temperature, params.min_temperature), params.max_temperature)
+            temperature *= 1.0 - _LOAD_WEIGHT * load_pressure + _LATENCY_WEIGHT * latency_pressure
+            temperature *= 1.0 + _ENTROPY_GAIN * self._missing_entropy(entropy)
+            temperature *= flags.pulse_magnitude if self.is_pulsing else 1.0
+        self.temperature = min(max(temperature, flags.min_temperature), flags.max_temperature)
         return self.temperature
 
     def _scheduled_base(self) -> float:
-        base, updates = self._params.base_temperature, self._params.schedule_updates
+        base, updates = self._flags.base_temperature, self._schedule_updates
         return base + (1.0 - base) * min(1.0, self._updates / updates) if updates else base
 
     def _missing_entropy(self, entropy: float) -> float:
-        target = self._params.target_entropy
+        target = self._flags.target_entropy
         return max(0.0, 1.0 - entropy / target) if target > 0.0 else 0.0
 
     def _remember(self, metric: float | None, gain_over_reference: float | None) -> None:
         if metric is not None:
-            self._metrics = [*self._metrics, metric][-2 * self._params.stagnation_memory :]
+            self._metrics = [*self._metrics, metric][-2 * self._flags.stagnation_memory :]
         if gain_over_reference is not None:
             self._worse_in_a_row = self._worse_in_a_row + 1 if gain_over_reference < 0.0 else 0
 
@@ -131,7 +95,7 @@ class TemperatureController:
             return
         self.pulse_reason = self._reason_to_pulse()
         if self.pulse_reason:
-            self._pulse_updates_left = self._params.pulse_length
+            self._pulse_updates_left = self._flags.pulse_length
         # What asked for this pulse must be seen anew before it asks again.
         if self.pulse_reason == "reference":
             self._worse_in_a_row = 0
@@ -139,20 +103,20 @@ class TemperatureController:
             self._metrics = []
 
     def _reason_to_pulse(self) -> str:
-        params = self._params
-        if params.reference_patience and self._worse_in_a_row >= params.reference_patience:
+        flags = self._flags
+        if flags.reference_patience and self._worse_in_a_row >= flags.reference_patience:
             return "reference"
         if self._is_stagnant():
             return "stagnation"
-        return "interval" if params.pulse_interval and self._updates % params.pulse_interval == 0 else ""
+        return "interval" if flags.pulse_interval and self._updates % flags.pulse_interval == 0 else ""
 
     def _is_stagnant(self) -> bool:
         """Whether the mean of the last updates differs little from the mean of as many before them."""
-        memory = self._params.stagnation_memory
+        memory = self._flags.stagnation_memory
         if len(self._metrics) < 2 * memory:
             return False
         before, after = sum(self._metrics[:memory]) / memory, sum(self._metrics[memory:]) / memory
-        return abs(after - before) < self._params.stagnation_threshold * max(abs(before), _LEAST_METRIC)
+        return abs(after - before) < self._flags.stagnation_threshold * max(abs(before), _LEAST_METRIC)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that later temperatures depend on, as plain values."""

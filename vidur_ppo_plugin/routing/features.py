@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vidur_ppo_plugin.flags import BALANCED, NetworkFlags
+
 from . import compiled
-from .preference import BALANCED
 from .snapshot import ROW, ClusterSnapshot, FloatArray, RequestInfo
 
 Float32Array = NDArray[np.float32]
@@ -38,9 +39,9 @@ class Feature:
 class FeatureScales:
     """Where a logarithmic feature bends: log1p(x / scale). About the typical value of the figure."""
 
-    requests: float = 8.0
-    tokens: float = 4096.0
-    seconds: float = 2.0
+    requests: float = NetworkFlags.request_scale
+    tokens: float = NetworkFlags.token_scale
+    seconds: float = NetworkFlags.time_scale_s
     rate_per_s: float = 4.0
     token_s: float = 0.02
 
@@ -109,8 +110,8 @@ class FeatureTable:
     def __init__(
         self,
         *,
-        num_waiting_slots: int = 4,
-        trend_window: int = 32,
+        num_waiting_slots: int = NetworkFlags.max_queue_requests_per_replica,
+        trend_window: int = NetworkFlags.trend_window,
         scales: FeatureScales | None = None,
         tail_preference: float = BALANCED,
     ) -> None:

@@ -1,10 +1,12 @@
 """Teachers by name and weight, as a flag gives them: `least_tokens:0.7,round_robin:0.3`.
 
-Standard library only: `config.py` checks the flag in every run of Vidur.
+Standard library only: the flag is checked before every run of Vidur, see `sim/checks.py`.
 """
 
 import difflib
 import math
+
+from vidur_ppo_plugin.flags import WarmStartFlags, flag_name
 
 #: Who may demonstrate: Vidur's own three (`lor` counts waiting requests only), then ours.
 TEACHERS = (
@@ -39,3 +41,12 @@ def parse_mixture(text: str) -> dict[str, float]:
             raise ValueError(f"the weight of {name} must be finite and > 0, got {number!r}")
     total = sum(weights.values())
     return {name: weight / total for name, weight in weights.items()}
+
+
+def teacher_shares(flags: WarmStartFlags) -> dict[str, float]:
+    """Who demonstrates, with shares that add up to 1; none if nobody does. ValueError naming the flag."""
+    try:
+        return parse_mixture(flags.demonstrate_with) if flags.demonstrate_with else {}
+    except ValueError as error:
+        name = flag_name(type(flags), "demonstrate_with")
+        raise ValueError(f"{name}={flags.demonstrate_with!r}: {error}") from None

@@ -13,12 +13,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from vidur_ppo_plugin.flags import RewardFlags, check_reward, validate
+
 # Below these, a ratio would measure rounding or the first moments of a run rather than the policy.
 _LEAST_SPAN_S = 1e-3
 _LEAST_THROUGHPUT = 1e-3  # requests per second
 _LEAST_RELATIVE_LATENCY = 1e-3  # of the latency threshold
 # About thirty years: keeps every product finite without touching any real latency.
 _LARGEST_LATENCY_S = 1e9
+# Decisions that averages remember: those of the delta score and of the adaptive target, and the reference latency.
+_AVERAGE_DECISIONS = 100
+_REFERENCE_DECISIONS = 1000
 
 
 def require(is_right: bool, name: str, value: object, right: str) -> None:
@@ -27,95 +32,57 @@ def require(is_right: bool, name: str, value: object, right: str) -> None:
         raise ValueError(f"{name} must be {right}, got {value!r}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class HybridParams:
-    """Weights and scales of `HybridReward`; the defaults are those of the flags (`ppo_flags.py`)."""
-
-    throughput_target: float = 0.0  # requests per second that score 1; 0 adapts to a slowly falling maximum
-    absolute_weight: float = 0.8
-    delta_weight: float = 0.2
-    alpha: float = 0.1  # weight of latency against throughput within the absolute score
-    kappa: float = 0.05
-    sigma: float = 2.0  # seconds over which the logistic penalty rises around the threshold
-    latency_threshold: float = 6.0  # seconds
-    latency_penalty_scale: float = 0.5
-    load_balance_penalty: float = 0.15
-    balance_penalty_weight: float = 0.02
-    latency_bonus_weight: float = 0.1
-    reference_weight: float = 0.1
-    reward_clip_low: float | None = None
-    reward_clip_high: float | None = None
-    window_s: float = 30.0  # seconds of completions that count, unless `window_requests` counts them
-    window_requests: int = 0  # number of latest completions that count; 0: by time
-    average_decisions: int = 100  # memory of the delta score's averages and of the adaptive target
-    reference_decisions: int = 1000  # memory of the reference latency
-
-    def __post_init__(self) -> None:
-        """Refuse values that would turn a penalty into a reward or divide by zero."""
-        low, high = self.clip_range()
-        require(low < high, "reward_clip_low", low, f"below reward_clip_high ({high})")
-        for name in ("sigma", "latency_threshold", "window_s", "average_decisions", "reference_decisions"):
-            require(getattr(self, name) > 0, name, getattr(self, name), "> 0")
-        for name, value in vars(self).items():
-            require(name.startswith("reward_clip") or 0 <= value < math.inf, name, value, "finite and >= 0")
-
-    def clip_range(self) -> tuple[float, float]:
-        """The least and the largest total; infinite where no limit is set."""
-        low, high = self.reward_clip_low, self.reward_clip_high
-        return -math.inf if low is None else low, math.inf if high is None else high
-
-
-def absolute_score(throughput: float, latency_s: float, target: float, params: HybridParams) -> float:
+def absolute_score(throughput: float, latency_s: float, target: float, flags: RewardFlags) -> float:
     """throughput / target - alpha * latency / latency_threshold."""
-    return throughput / target - params.alpha * latency_s / params.latency_threshold
+    return throughput / target - flags.alpha * latency_s / flags.latency_threshold
 
 
-def delta_score(throughput: float, latency_s: float, means: tuple[float, float], params: HybridParams) -> float:
+def delta_score(throughput: float, latency_s: float, means: tuple[float, float], flags: RewardFlags) -> float:
     """Change of throughput minus change of latency, each relative to its moving average (`means`)."""
     throughput_change = (throughput - means[0]) / max(means[0], _LEAST_THROUGHPUT)
-    return throughput_change - _relative_change(latency_s, means[1], params)
+    return throughput_change - _relative_change(latency_s, means[1], flags)
 
 
-def _relative_change(latency_s: float, from_latency_s: float, params: HybridParams) -> float:
-    least_s = _LEAST_RELATIVE_LATENCY * params.latency_threshold
+def _relative_change(latency_s: float, from_latency_s: float, flags: RewardFlags) -> float:
+    least_s = _LEAST_RELATIVE_LATENCY * flags.latency_threshold
     return (latency_s - from_latency_s) / max(from_latency_s, least_s)
 
 
-def logistic_penalty(latency_s: float, params: HybridParams) -> float:
+def logistic_penalty(latency_s: float, flags: RewardFlags) -> float:
     """kappa * [sigmoid(x) + max(x, 0)], x = (latency - latency_threshold) / sigma.
 
     The linear part keeps bad and terrible apart, where a sigmoid alone is flat.
     """
-    x = (latency_s - params.latency_threshold) / params.sigma
+    x = (latency_s - flags.latency_threshold) / flags.sigma
     small = math.exp(-abs(x))
-    return params.kappa * ((1.0 if x >= 0.0 else small) / (1.0 + small) + max(x, 0.0))
+    return flags.kappa * ((1.0 if x >= 0.0 else small) / (1.0 + small) + max(x, 0.0))
 
 
-def latency_penalty(latency_s: float, params: HybridParams) -> float:
+def latency_penalty(latency_s: float, flags: RewardFlags) -> float:
     """latency_penalty_scale * max(0, latency / latency_threshold - 1)."""
-    return params.latency_penalty_scale * max(0.0, latency_s / params.latency_threshold - 1.0)
+    return flags.latency_penalty_scale * max(0.0, latency_s / flags.latency_threshold - 1.0)
 
 
-def latency_bonus(latency_s: float, params: HybridParams) -> float:
+def latency_bonus(latency_s: float, flags: RewardFlags) -> float:
     """latency_bonus_weight * max(0, 1 - latency / latency_threshold)."""
-    return params.latency_bonus_weight * max(0.0, 1.0 - latency_s / params.latency_threshold)
+    return flags.latency_bonus_weight * max(0.0, 1.0 - latency_s / flags.latency_threshold)
 
 
-def reference_gain(latency_s: float, reference_latency_s: float, params: HybridParams) -> float:
+def reference_gain(latency_s: float, reference_latency_s: float, flags: RewardFlags) -> float:
     """reference_weight * relative gain of latency over the reference; negative when worse than it."""
-    return -params.reference_weight * _relative_change(latency_s, reference_latency_s, params)
+    return -flags.reference_weight * _relative_change(latency_s, reference_latency_s, flags)
 
 
-def balance_penalty(loads: ArrayLike, params: HybridParams) -> float:
+def balance_penalty(loads: ArrayLike, flags: RewardFlags) -> float:
     """load_balance_penalty * coefficient of variation (standard deviation / mean) of the replicas' loads."""
     _, mean, deviation = _spread("loads", loads)
-    return params.load_balance_penalty * deviation / mean
+    return flags.load_balance_penalty * deviation / mean
 
 
-def queue_penalty(queue_lengths: ArrayLike, params: HybridParams) -> float:
+def queue_penalty(queue_lengths: ArrayLike, flags: RewardFlags) -> float:
     """balance_penalty_weight * standard deviation of the replicas' queue lengths."""
     largest, _, deviation = _spread("queue_lengths", queue_lengths)
-    return params.balance_penalty_weight * deviation * largest
+    return flags.balance_penalty_weight * deviation * largest
 
 
 def _spread(name: str, values: ArrayLike) -> tuple[float, float, float]:
@@ -153,7 +120,7 @@ class _HybridState:
     latencies_s: list[float] = field(default_factory=list)
     decisions: int = 0  # of this run
     now_s: float = 0.0
-    window_start_s: float = 0.0  # the earliest arrival seen or, counting by requests, the last completion that left
+    window_start_s: float = 0.0  # the earliest arrival seen
     peak_throughput: float = 0.0
     throughput: _Average = field(default_factory=_Average)
     latency: _Average = field(default_factory=_Average)
@@ -166,8 +133,10 @@ class HybridReward:
     Averages and the adaptive target are those of the decisions before, so a better value now always pays more now.
     """
 
-    def __init__(self, params: HybridParams) -> None:
-        self._params = params
+    def __init__(self, flags: RewardFlags) -> None:
+        validate(flags)
+        check_reward(flags)
+        self._flags = flags
         self._state = _HybridState()
 
     def reward(
@@ -187,51 +156,52 @@ class HybridReward:
         must not pay. Without `reference_latency_s` the reference is the own past. `penalty_scale` is the
         curriculum's and multiplies all penalties.
         """
-        params = self._params
+        flags = self._flags
         require(0.0 <= penalty_scale < math.inf, "penalty_scale", penalty_scale, "finite and >= 0")
-        penalties = balance_penalty(loads, params), queue_penalty(queue_lengths, params)
+        penalties = balance_penalty(loads, flags), queue_penalty(queue_lengths, flags)
         self._slide(now_s, completions_since_last)
         parts = dict(zip(_LATENCY_PARTS, self._latency_parts(reference_latency_s), strict=True))
         parts["balance_penalty"], parts["queue_penalty"] = penalties
-        raw = params.absolute_weight * parts["absolute_score"] + params.delta_weight * parts["delta_score"]
+        raw = flags.absolute_weight * parts["absolute_score"] + flags.delta_weight * parts["delta_score"]
         raw += parts["latency_bonus"] + parts["reference_gain"]
         for name in ("logistic_penalty", "latency_penalty", "balance_penalty", "queue_penalty"):
             parts[name] *= penalty_scale
             raw -= parts[name]
-        low, high = params.clip_range()
-        return {**parts, "raw_reward": raw, "total_reward": min(max(raw, low), high)}
+        low, high = flags.reward_clip_low, flags.reward_clip_high
+        total = raw if low is None else max(raw, low)
+        return {**parts, "raw_reward": raw, "total_reward": total if high is None else min(total, high)}
 
     def _latency_parts(self, reference_latency_s: float | None) -> Sequence[float]:
-        params, state = self._params, self._state
+        flags, state = self._flags, self._state
         if not state.latencies_s:
             return [0.0] * len(_LATENCY_PARTS)
         throughput = self._throughput()
         latency_s = sum(state.latencies_s) / len(state.latencies_s)
         reference_s = min(latency_s if reference_latency_s is None else reference_latency_s, _LARGEST_LATENCY_S)
         require(reference_s >= 0.0, "reference_latency_s", reference_latency_s, ">= 0")
-        target = params.throughput_target or max(state.peak_throughput or throughput, _LEAST_THROUGHPUT)
+        target = flags.throughput_target or max(state.peak_throughput or throughput, _LEAST_THROUGHPUT)
         means = state.throughput.value_or(throughput), state.latency.value_or(latency_s)
         parts = (
             1.0,
             throughput,
             latency_s,
-            absolute_score(throughput, latency_s, target, params),
-            delta_score(throughput, latency_s, means, params),
-            logistic_penalty(latency_s, params),
-            latency_penalty(latency_s, params),
-            latency_bonus(latency_s, params),
-            reference_gain(latency_s, state.reference.value_or(reference_s), params),
+            absolute_score(throughput, latency_s, target, flags),
+            delta_score(throughput, latency_s, means, flags),
+            logistic_penalty(latency_s, flags),
+            latency_penalty(latency_s, flags),
+            latency_bonus(latency_s, flags),
+            reference_gain(latency_s, state.reference.value_or(reference_s), flags),
         )
-        fallen = state.peak_throughput + (throughput - state.peak_throughput) / params.average_decisions
+        fallen = state.peak_throughput + (throughput - state.peak_throughput) / _AVERAGE_DECISIONS
         state.peak_throughput = max(throughput, fallen)
-        state.throughput.add(throughput, params.average_decisions)
-        state.latency.add(latency_s, params.average_decisions)
-        state.reference.add(reference_s, params.reference_decisions)
+        state.throughput.add(throughput, _AVERAGE_DECISIONS)
+        state.latency.add(latency_s, _AVERAGE_DECISIONS)
+        state.reference.add(reference_s, _REFERENCE_DECISIONS)
         return parts
 
     def _slide(self, now_s: float, completions: Iterable[tuple[float, float]]) -> None:
         """Move the window's end to `now_s`; at least one completion stays, for its latency."""
-        state, limit = self._state, self._params.window_requests
+        state = self._state
         earliest_s = state.now_s if state.decisions else -math.inf
         require(earliest_s <= now_s < math.inf and now_s > -math.inf, "now_s", now_s, f"finite and >= {earliest_s}")
         if not state.decisions:
@@ -244,19 +214,15 @@ class HybridReward:
                 state.window_start_s = min(state.window_start_s, completed_at_s - latency_s)
             state.completed_at_s.append(completed_at_s)
             state.latencies_s.append(min(latency_s, _LARGEST_LATENCY_S))
-        outdated = bisect_right(state.completed_at_s, now_s - self._params.window_s)
-        excess = min(len(state.completed_at_s) - limit if limit else outdated, len(state.completed_at_s) - 1)
+        outdated = bisect_right(state.completed_at_s, now_s - self._flags.reward_window_s)
+        excess = min(outdated, len(state.completed_at_s) - 1)
         if excess > 0:
-            if limit:
-                state.window_start_s = state.completed_at_s[excess - 1]
             del state.completed_at_s[:excess], state.latencies_s[:excess]
 
     def _throughput(self) -> float:
         """Completions per second in the window; falls while nothing completes."""
-        state, window_s = self._state, self._params.window_s
+        state, window_s = self._state, self._flags.reward_window_s
         span_s = max(state.now_s - state.window_start_s, _LEAST_SPAN_S)
-        if self._params.window_requests:
-            return len(state.completed_at_s) / span_s
         is_empty = state.completed_at_s[-1] <= state.now_s - window_s
         return 0.0 if is_empty else len(state.completed_at_s) / min(span_s, window_s)
 

@@ -5,25 +5,19 @@ known at once and added. Reports are made at arrivals, so the one that a decisio
 """
 
 from collections import deque
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vidur_ppo_plugin.flags import Drain, VisibilityFlags, drains_of
+
 from .snapshot import ROW, ClusterSnapshot, updated_typical_prompt
+
+__all__ = ["Drain", "Visibility"]
 
 _OUTSTANDING = ROW["outstanding_requests"]
 _PREFILL = ROW["prefill_tokens"]
 _TYPICAL = ROW["typical_prompt_tokens"]
-
-
-@dataclass(frozen=True)
-class Drain:
-    """A replica that takes no new requests from one moment to another."""
-
-    replica: int
-    from_s: float
-    to_s: float
 
 
 class Visibility:
@@ -37,6 +31,11 @@ class Visibility:
         # Requests sent since the oldest of those reports: replica and prompt tokens.
         self._sent: deque[tuple[int, int]] = deque()
         self._num_sent = 0
+
+    @classmethod
+    def from_flags(cls, flags: VisibilityFlags, num_replicas: int) -> "Visibility":
+        """What a scheduler's flags let the router see; ValueError naming the flag."""
+        return cls(report_delay_s=flags.report_delay_s, drains=drains_of(flags, num_replicas))
 
     @property
     def is_clear(self) -> bool:
@@ -84,25 +83,3 @@ class Visibility:
             expected_decode_tokens=report.expected_decode_tokens,
             waiting=report.waiting,
         )
-
-
-def parse_drains(text: str, num_replicas: int) -> tuple[Drain, ...]:
-    """`1:60:120` is replica 1 from second 60 to 120; several are separated by commas. ValueError if it is not so."""
-    drains = []
-    for part in filter(None, (piece.strip() for piece in text.split(","))):
-        pieces = part.split(":")
-        try:
-            replica, from_s, to_s = int(pieces[0]), float(pieces[1]), float(pieces[2])
-        except (ValueError, IndexError):
-            raise ValueError(f"expected REPLICA:FROM_S:TO_S, got {part!r}") from None
-        if len(pieces) != 3 or not 0 <= from_s < to_s:
-            raise ValueError(f"expected REPLICA:FROM_S:TO_S with 0 <= FROM_S < TO_S, got {part!r}")
-        if not 0 <= replica < num_replicas:
-            raise ValueError(f"the replica must be in 0 ... {num_replicas - 1}, got {part!r}")
-        drains.append(Drain(replica, from_s, to_s))
-    return tuple(drains)
-
-
-def format_drains(drains: tuple[Drain, ...]) -> str:
-    """The text that `parse_drains` reads."""
-    return ",".join(f"{drain.replica}:{drain.from_s!r}:{drain.to_s!r}" for drain in drains)

@@ -9,8 +9,10 @@ import sys
 from typing import Any
 
 from vidur_ppo_plugin import checkpoint
-from vidur_ppo_plugin.config import check_scheduler, check_workload, flag_name, speed_factors, validate
+from vidur_ppo_plugin.flags import PPOModularFlags, check_scheduler, check_workload, flag_name, speed_factors, validate
 from vidur_ppo_plugin.learn.checkpoint_flags import adopt_flags
+from vidur_ppo_plugin.routing.mixture import teacher_shares
+from vidur_ppo_plugin.workload.lengths import length_sampler
 
 from . import config_types
 
@@ -24,7 +26,7 @@ def command_line_problems(flat_config: Any) -> list[str]:
         ("global_scheduler_config", _check_scheduler),
         ("execution_time_predictor_config", speed_factors),
         ("request_generator_config", check_workload),
-        ("length_generator_config", check_workload),
+        ("length_generator_config", lambda flags, _: length_sampler(flags)),
         ("interval_generator_config", check_workload),
     )
     problems = []
@@ -49,6 +51,8 @@ def _check_scheduler(flags: Any, num_replicas: int) -> None:
         except ValueError as error:
             raise ValueError(f"{flag_name(type(flags), 'load_checkpoint')}: {error}") from None
     check_scheduler(flags, num_replicas)
+    if isinstance(flags, PPOModularFlags):
+        teacher_shares(flags)
 
 
 def _given_flags(config_class: type) -> set[str]:

@@ -1,4 +1,4 @@
-"""Our config classes as Vidur knows them: `config.py`'s flags bound to Vidur's base classes and type enums.
+"""Our config classes as Vidur knows them: the groups of `flags/` bound to Vidur's base classes and type enums.
 
 Defining a subclass is all it takes for Vidur to offer its flags, so importing this module is phase 1 of
 plugin loading. It must not import anything of Vidur but `vidur.config` and `vidur.types` (see `_autoload.py`).
@@ -16,7 +16,7 @@ from vidur.config import (
     BaseRequestLengthGeneratorConfig,
 )
 
-from vidur_ppo_plugin.config import (
+from vidur_ppo_plugin.flags import (
     LeastTokensFlags,
     LognormalLengthFlags,
     MixtureLengthFlags,

@@ -1,4 +1,4 @@
-"""Every flag of ours as Markdown, from the dataclasses of `config.py`, `ppo_flags.py` and `workload_flags.py`.
+"""Every flag of ours as Markdown, from the groups in `flags/`.
 
 `python -m vidur_ppo_plugin.sim.flag_docs > docs/flags.md` writes the documentation anew.
 """
@@ -9,9 +9,9 @@ from dataclasses import MISSING, Field, fields
 from typing import Any, get_args, get_origin
 
 from vidur_ppo_plugin import _autoload
-from vidur_ppo_plugin.config import flag_name
+from vidur_ppo_plugin.flags import flag_name
 
-_DECLARED_IN = ("vidur_ppo_plugin.config", "vidur_ppo_plugin.ppo_flags", "vidur_ppo_plugin.workload_flags")
+_ROOM = "vidur_ppo_plugin.flags."
 _INTRODUCTION = """\
 # Flags
 
@@ -46,7 +46,7 @@ def docs() -> str:
 def _groups(config_class: type) -> Iterator[type]:
     """Our dataclasses that a config class is made of, in the order in which it names them."""
     for base in config_class.__mro__:
-        if base.__module__ in _DECLARED_IN and inspect.get_annotations(base):
+        if base.__module__.startswith(_ROOM) and inspect.get_annotations(base):
             yield base
 
 

@@ -1,16 +1,14 @@
 """Rewards of `ppo_modular` from a live simulation: who completes when, and what a placement costs everybody."""
 
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vidur_ppo_plugin.config import PPOModularFlags
-from vidur_ppo_plugin.learn.credit_weights import credit_weights
+from vidur_ppo_plugin.flags import PPOModularFlags
 from vidur_ppo_plugin.routing.heuristics import least_tokens
 from vidur_ppo_plugin.routing.marginal_delay import DrainCost, marginal_delay
-from vidur_ppo_plugin.routing.reward import HybridParams, HybridReward, QueueDelay
+from vidur_ppo_plugin.routing.reward import HybridReward, QueueDelay
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot
 
 from .credit import cluster_work
@@ -27,25 +25,7 @@ class DecisionRewards:
         self.mode = flags.reward_mode
         self._flags = flags
         self._queue_delay = QueueDelay(latency_power=flags.latency_power)
-        self._hybrid = HybridReward(
-            HybridParams(
-                throughput_target=flags.throughput_target,
-                absolute_weight=flags.absolute_weight,
-                delta_weight=flags.delta_weight,
-                alpha=flags.alpha,
-                kappa=flags.kappa,
-                sigma=flags.sigma,
-                latency_threshold=flags.latency_threshold,
-                latency_penalty_scale=flags.latency_penalty_scale,
-                load_balance_penalty=flags.load_balance_penalty,
-                balance_penalty_weight=flags.balance_penalty_weight,
-                latency_bonus_weight=flags.latency_bonus_weight,
-                reference_weight=flags.reference_weight,
-                reward_clip_low=flags.reward_clip_low,
-                reward_clip_high=flags.reward_clip_high,
-                window_s=flags.reward_window_s,
-            )
-        )
+        self._hybrid = HybridReward(flags)
         #: The curriculum's multiplier of the hybrid penalties.
         self.penalty_scale = 1.0
         self._completions: list[tuple[float, float]] = []
@@ -125,7 +105,7 @@ class RewardTracker(DecisionRewards):
         self._source = source
         self._cost = cost
         self._speed_factors = np.array(speed_factors)
-        self._weights = asdict(credit_weights(flags))
+        self._weights = flags.credit_weights
 
     def on_arrival(self, request: Any) -> None:
         """A request entered the system."""

@@ -15,11 +15,10 @@ from vidur.logger import init_logger
 from vidur.scheduler.global_scheduler.base_global_scheduler import BaseGlobalScheduler
 
 from vidur_ppo_plugin import __version__, checkpoint
-from vidur_ppo_plugin.config import check_scheduler, flag_name, speed_factors, visibility
+from vidur_ppo_plugin.flags import check_scheduler, flag_name, speed_factors
 from vidur_ppo_plugin.learn.alarms import CollapseAlarm, SafetyLimit
 from vidur_ppo_plugin.learn.build import build_agent, build_curriculum, check_resumed
 from vidur_ppo_plugin.learn.checkpoint_flags import adopt_flags
-from vidur_ppo_plugin.learn.credit_weights import credit_weights
 from vidur_ppo_plugin.learn.guard import PolicyGuard
 from vidur_ppo_plugin.learn.policy_checkpoint import is_policy_only, network_weights
 from vidur_ppo_plugin.learn.ppo import NonFiniteUpdate
@@ -29,7 +28,9 @@ from vidur_ppo_plugin.record.recorder import Recorder
 from vidur_ppo_plugin.record.wandb_sink import open_run
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.features import Observation
+from vidur_ppo_plugin.routing.mixture import teacher_shares
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot
+from vidur_ppo_plugin.routing.visibility import Visibility
 
 from . import arrivals
 from .credit import drain_cost
@@ -76,7 +77,7 @@ class PPOModularScheduler(BaseGlobalScheduler):
         self.agent = build_agent(flags, num_replicas=len(replicas), delay_model=delay_model)
         roofline = build_roofline(config.cluster_config.replica_config, config.execution_time_predictor_config)
         cost = drain_cost(roofline, prefill_chunk_size(config))
-        self._visibility = visibility(flags, len(replicas))
+        self._visibility = Visibility.from_flags(flags, len(replicas))
         self._is_learning = not (flags.inference_only or flags.demonstrate_with)
         self._shadow, credit = self._open_shadow(config)
         self._rewards = RewardTracker(flags, self._source, cost=cost, speed_factors=speeds, shadow=self._shadow)
@@ -136,7 +137,7 @@ class PPOModularScheduler(BaseGlobalScheduler):
                 name = flag_name(type(flags), "credit")
                 raise ValueError(f"{name} must be auto or analytic for this cluster, got 'exact': {error}") from None
             return None, f", credit analytic ({error})"
-        return ShadowTwin(twin, credit_weights(flags)), ", credit exact"
+        return ShadowTwin(twin, flags), ", credit exact"
 
     def _open_guard(self, config: Any, loaded: checkpoint.Checkpoint, delay_model: DelayModel) -> None:
         """Watch over learning that began from a loaded policy, in this run or in the one that it resumes."""
@@ -152,9 +153,6 @@ class PPOModularScheduler(BaseGlobalScheduler):
         self._guard = PolicyGuard(
             self.agent,
             self._recent,
-            interval=flags.guard_interval,
-            tolerance=flags.guard_tolerance,
-            tail_preference=flags.tail_preference,
             serves_best=self._can_serve_best(),
         )
         if self._guard.serves_best:
@@ -178,7 +176,7 @@ class PPOModularScheduler(BaseGlobalScheduler):
         flags = self._flags
         file = flags.demonstrations_file
         return Demonstrator(
-            flags.demonstrate_with,
+            teacher_shares(flags),
             Path(file) if file else self._output_dir / DEMONSTRATIONS_FILE,
             features=self.agent.features,
             delay_model=delay_model,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vidur_ppo_plugin.config import PPOModularFlags, visibility
+from vidur_ppo_plugin.flags import PPOModularFlags, drains_of
 from vidur_ppo_plugin.learn.agent import Agent
 from vidur_ppo_plugin.learn.build import build_agent
 from vidur_ppo_plugin.learn.features import build_features
@@ -20,7 +20,7 @@ from vidur_ppo_plugin.policy.compiled_actor import CompiledActor
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.prior import Prior
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
-from vidur_ppo_plugin.routing.visibility import parse_drains
+from vidur_ppo_plugin.routing.visibility import Visibility
 from vidur_ppo_plugin.twin.acting import ActingTwin
 from vidur_ppo_plugin.twin.config import TwinConfig
 from vidur_ppo_plugin.twin.play import play
@@ -77,7 +77,7 @@ class RecentRequests:
             features=build_features(flags),
             tail_preferences=[flags.tail_preference] * len(replays),
             report_delay_s=flags.report_delay_s,
-            drains=[parse_drains(flags.drained, self._config.num_replicas)] * len(replays),
+            drains=[drains_of(flags, self._config.num_replicas)] * len(replays),
         )
         for first in range(0, size, _STEPS):
             steps = min(_STEPS, size - first)
@@ -95,7 +95,7 @@ class RecentRequests:
     def _play(self, agent: Agent, requests: Requests) -> Outcome:
         """Decision by decision, for policies that the compiled pass does not cover."""
         agent.start_run()
-        seen = visibility(self._flags, self._config.num_replicas)
+        seen = Visibility.from_flags(self._flags, self._config.num_replicas)
 
         def decide(snapshot: ClusterSnapshot, request: RequestInfo) -> int:
             replica = agent.decide(*agent.observe(seen.view(snapshot), request))

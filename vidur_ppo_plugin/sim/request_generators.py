@@ -9,10 +9,10 @@ from vidur.request_generator.base_request_generator import BaseRequestGenerator
 from vidur.request_generator.base_request_interval_generator import BaseRequestIntervalGenerator
 from vidur.request_generator.base_request_length_generator import BaseRequestLengthGenerator
 
-from vidur_ppo_plugin.config import check_workload, flag_name
+from vidur_ppo_plugin.flags import check_workload, flag_name
 from vidur_ppo_plugin.workload.arrivals import gaps
+from vidur_ppo_plugin.workload.lengths import length_sampler
 from vidur_ppo_plugin.workload.trace import read_trace
-from vidur_ppo_plugin.workload_flags import length_sampler
 
 
 class SampledLengths(BaseRequestLengthGenerator):

@@ -10,7 +10,7 @@ from typing import Any
 from vidur._native.entities import ExecutionTime
 from vidur.execution_time_predictor import BaseExecutionTimePredictor
 
-from vidur_ppo_plugin.config import validate
+from vidur_ppo_plugin.flags import validate
 from vidur_ppo_plugin.hardware import DEVICES, NETWORKS, ModelShape, Roofline
 
 

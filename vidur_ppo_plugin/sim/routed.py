@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vidur_ppo_plugin.config import speed_factors
+from vidur_ppo_plugin.flags import speed_factors
 from vidur_ppo_plugin.routing.routers import Router
 from vidur_ppo_plugin.routing.visibility import Visibility
 

@@ -8,10 +8,11 @@ from vidur.logger import init_logger
 from vidur.scheduler.global_scheduler.base_global_scheduler import BaseGlobalScheduler
 
 from vidur_ppo_plugin import __version__
-from vidur_ppo_plugin.config import check_scheduler, speed_factors, visibility
+from vidur_ppo_plugin.flags import check_scheduler, speed_factors
 from vidur_ppo_plugin.routing import heuristics
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, FloatArray, RequestInfo
+from vidur_ppo_plugin.routing.visibility import Visibility
 
 from .replica_source import VidurReplicaSource
 from .roofline_predictor import build_roofline
@@ -37,7 +38,7 @@ class HeuristicScheduler(BaseGlobalScheduler):
             speed_factors=speed_factors(config.execution_time_predictor_config, len(replicas)),
             initial_decode_tokens=getattr(self._flags, "initial_decode_tokens", 128.0),
         )
-        self._visibility = visibility(self._flags, len(replicas))
+        self._visibility = Visibility.from_flags(self._flags, len(replicas))
         logger.info(
             "vidur-ppo-plugin %s: global scheduler %s is active on %d replicas",
             __version__,

@@ -1,9 +1,8 @@
 """A twin beside a live simulation, told of every placement: always where Vidur is, free to look ahead."""
 
-from dataclasses import asdict
 from typing import Any
 
-from vidur_ppo_plugin.learn.credit_weights import CreditWeights
+from vidur_ppo_plugin.flags import RewardFlags
 from vidur_ppo_plugin.routing.snapshot import FloatArray
 from vidur_ppo_plugin.twin.config import TwinConfig
 from vidur_ppo_plugin.twin.twin import Twin
@@ -15,9 +14,9 @@ _FORGET_EVERY = 1024
 class ShadowTwin:
     """Exact credit for placements: it knows true output lengths, so it must not feed a decision."""
 
-    def __init__(self, config: TwinConfig, weights: CreditWeights) -> None:
+    def __init__(self, config: TwinConfig, flags: RewardFlags) -> None:
         self._twin = Twin(config)
-        self._options = asdict(weights)
+        self._options = flags.credit_weights
 
     def place(self, replica: int, request: Any) -> None:
         """A request was sent to a replica."""

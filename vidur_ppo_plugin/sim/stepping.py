@@ -12,7 +12,6 @@ import tempfile
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,8 +19,7 @@ import numpy as np
 from vidur.events.global_schedule_event import GlobalScheduleEvent
 from vidur.simulator import Simulator
 
-from vidur_ppo_plugin.config import PPOModularFlags, speed_factors
-from vidur_ppo_plugin.learn.credit_weights import credit_weights
+from vidur_ppo_plugin.flags import PPOModularFlags, speed_factors
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
 
 from .credit import drain_cost
@@ -146,7 +144,7 @@ class SteppedVidur:
             self.now_s,
             request.num_prefill_tokens,
             request.num_decode_tokens,
-            **asdict(credit_weights(self._flags)),
+            **self._flags.credit_weights,
         )
 
     def place(self, replica: int) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 import random
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,6 @@ import numpy as np
 from vidur_ppo_plugin.learn import demonstrations
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.features import FeatureTable
-from vidur_ppo_plugin.routing.mixture import parse_mixture
 from vidur_ppo_plugin.routing.prior import Prior
 from vidur_ppo_plugin.routing.routers import build_router
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
@@ -23,13 +23,19 @@ class Demonstrator:
     """Decides with teachers, each drawn by its share of the mixture, and keeps every decision for the file."""
 
     def __init__(
-        self, mixture: str, path: Path, *, features: FeatureTable, delay_model: DelayModel, seed: int, flag: str
+        self,
+        shares: Mapping[str, float],
+        path: Path,
+        *,
+        features: FeatureTable,
+        delay_model: DelayModel,
+        seed: int,
+        flag: str,
     ) -> None:
         """`flag` is the one that names the file, for the error if it cannot be written: now, not after the run."""
         if path.is_dir():
             raise ValueError(f"{flag} must be a file, got the directory {path}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        shares = parse_mixture(mixture)
         self._path = path
         self._features = features
         self._priors = [Prior(name, weight=1.0, delay_model=delay_model) for name in demonstrations.PRIORS]
@@ -37,7 +43,7 @@ class Demonstrator:
         self._shares = list(shares.values())
         # Its own generator: who decides must not depend on how the one before broke ties.
         self._rng = random.Random(f"mixture {seed}")
-        self._buffer = demonstrations.DemonstrationBuffer(feature_hash=features.hash, teachers=shares)
+        self._buffer = demonstrations.DemonstrationBuffer(feature_hash=features.hash, teachers=dict(shares))
 
     def decide(self, snapshot: ClusterSnapshot, request: RequestInfo) -> int:
         """The replica that the teacher whose turn it is chooses; all replicas are recorded, whatever max_candidates."""

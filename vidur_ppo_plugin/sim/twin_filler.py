@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from vidur.utils.memory_planner import MemoryPlanner
 
-from vidur_ppo_plugin.config import speed_factors
+from vidur_ppo_plugin.flags import speed_factors
 from vidur_ppo_plugin.twin import layout
 from vidur_ppo_plugin.twin.config import TwinConfig
 from vidur_ppo_plugin.twin.layout import SCHEDULERS

@@ -8,12 +8,20 @@ from typing import Any
 
 import yaml
 
-from vidur_ppo_plugin.config import PPOModularFlags, check_scheduler, flag, flag_name
 from vidur_ppo_plugin.envs.settings import changed, speeds_of
+from vidur_ppo_plugin.flags import (
+    BALANCED,
+    ExplorationFlags,
+    LearningFlags,
+    NetworkFlags,
+    PPOModularFlags,
+    WarmStartFlags,
+    check_scheduler,
+    flag,
+    flag_name,
+)
 from vidur_ppo_plugin.learn.curriculum import Curriculum
-from vidur_ppo_plugin.ppo_flags import ExplorationFlags, LearningFlags, NetworkFlags, WarmStartFlags
 from vidur_ppo_plugin.record.metrics import header
-from vidur_ppo_plugin.routing.preference import BALANCED
 from vidur_ppo_plugin.routing.routers import HEURISTICS, STOCK
 from vidur_ppo_plugin.scenario import REPLAY, Scenario, ScenarioError, find_scenario
 
@@ -264,7 +272,7 @@ def _check_combinations(config: TrainConfig) -> None:
     if is_delayed:
         right = "> 0 with reward_mode queue_delay: what a placement costs comes after it"
         require(flags.gamma > 0.0, "policy.gamma", right, flags.gamma)
-    if is_delayed or flags.gamma or not flags.all_action_baseline:
+    if is_delayed or not flags.compares_actions:
         right = "true unless policy.gamma is 0, policy.all_action_baseline is on and reward_mode is marginal_delay"
         require(config.enable_critic, "enable_critic", right, config.enable_critic)
     _check_look_ahead(config)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vidur_ppo_plugin.routing.preference import BALANCED
+from vidur_ppo_plugin.flags import BALANCED
 
 from .config import TrainConfig
 from .engines import Engine

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vidur_ppo_plugin.flag import flag
+from vidur_ppo_plugin.flags import flag
 from vidur_ppo_plugin.routing.snapshot import FloatArray
 from vidur_ppo_plugin.twin.look_ahead import Prospects
 

@@ -2,7 +2,7 @@
 
 import random
 
-from vidur_ppo_plugin.config import PPOModularFlags
+from vidur_ppo_plugin.flags import PPOModularFlags
 from vidur_ppo_plugin.learn.features import build_features
 from vidur_ppo_plugin.policy import greedy
 from vidur_ppo_plugin.policy.compiled_actor import KERNEL, CompiledActor

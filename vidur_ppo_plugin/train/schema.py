@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from vidur_ppo_plugin._autoload import suggestion
-from vidur_ppo_plugin.flag import range_problem
+from vidur_ppo_plugin.flags import range_problem
 
 T = TypeVar("T")
 _EXPONENT = re.compile(r"[-+]?\d+[eE][-+]?\d+")

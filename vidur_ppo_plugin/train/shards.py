@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from vidur_ppo_plugin.config import PPOModularFlags
+from vidur_ppo_plugin.flags import PPOModularFlags
 from vidur_ppo_plugin.learn.advantages import all_action_advantages, every_action_advantages, reward_of_best
 from vidur_ppo_plugin.learn.batch import Batch, Group
-from vidur_ppo_plugin.learn.build import ppo_parameters
 from vidur_ppo_plugin.learn.loss import Loss
-from vidur_ppo_plugin.learn.parameters import Coefficients
+from vidur_ppo_plugin.learn.parameters import Coefficients, ppo_parameters
 from vidur_ppo_plugin.learn.preparation import log_probabilities
 from vidur_ppo_plugin.learn.rollout import Rollout
 from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape

@@ -136,8 +136,7 @@ class Slot:
             epsilon=exploration.epsilon,
             uniforms=uniforms,
             with_credit=knows_all,
-            latency_power=flags.latency_power,
-            backlog_weight=flags.backlog_weight,
+            **flags.credit_weights,
         )
         served, earned, num_kept = self._finish(played)
         chosen = played.actions[..., None]

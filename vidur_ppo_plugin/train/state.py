@@ -12,7 +12,7 @@ from vidur_ppo_plugin import __version__, checkpoint
 from vidur_ppo_plugin.learn.agent import Agent
 from vidur_ppo_plugin.learn.curriculum import Curriculum
 from vidur_ppo_plugin.learn.policy_checkpoint import network_weights
-from vidur_ppo_plugin.routing.reward import HybridParams, HybridReward
+from vidur_ppo_plugin.routing.reward import HybridReward
 
 from .config import TrainConfig
 from .episodes import Episode, draw_episode
@@ -134,7 +134,7 @@ class TrainingState:
         return {
             "agent": self.agent.state_dict(),
             # `ppo_modular` goes on with rewards of its own.
-            "rewards": HybridReward(HybridParams()).state_dict(),
+            "rewards": HybridReward(self.config.flags).state_dict(),
             "curriculum": None if self.curriculum is None else self.curriculum.state_dict(),
             "train": {
                 "slots": self.slots.state_dict(),

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from vidur_ppo_plugin.config import PPOModularFlags
+from vidur_ppo_plugin.flags import PPOModularFlags
 from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
 from vidur_ppo_plugin.routing.snapshot import FloatArray
 from vidur_ppo_plugin.routing.visibility import Visibility

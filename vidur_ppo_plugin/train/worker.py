@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from vidur_ppo_plugin.envs.settings import changed
+from vidur_ppo_plugin.flags import BALANCED
 from vidur_ppo_plugin.learn.parameters import Coefficients
 from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
-from vidur_ppo_plugin.routing.preference import BALANCED
 from vidur_ppo_plugin.routing.routers import build_router
 from vidur_ppo_plugin.routing.visibility import Visibility
 from vidur_ppo_plugin.twin.layout import IntArray

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from vidur_ppo_plugin.flags import LengthFlags, LognormalLengthFlags, MixtureLengthFlags, check_workload, flag_name
+
 from .distributions import Distribution, IntArray, parse_distribution
 from .requests import Requests
 from .trace import read_lengths
@@ -114,6 +116,24 @@ def parse_lengths(text: str, *, max_tokens: int | None = None) -> LengthSampler:
             raise ValueError(f"the weight of a class must be a number, got {weight.strip()!r}") from None
         classes.append(_parse_class(description))
     return LengthSampler(classes, weights, max_tokens=max_tokens)
+
+
+def length_sampler(flags: LengthFlags) -> LengthSampler:
+    """The sampler of a length generator's flags; ValueError names the flag."""
+    check_workload(flags)
+    if isinstance(flags, MixtureLengthFlags):
+        name, text = "components", flags.components
+    else:
+        assert isinstance(flags, LognormalLengthFlags)
+        name = "prompt_min"
+        text = (
+            f"lognormal({flags.prompt_median!r}, {flags.prompt_sigma!r}, {flags.prompt_min}, {flags.prompt_max}) / "
+            f"lognormal({flags.output_median!r}, {flags.output_sigma!r}, {flags.output_min}, {flags.output_max})"
+        )
+    try:
+        return parse_lengths(text, max_tokens=flags.max_tokens)
+    except ValueError as error:
+        raise ValueError(f"{flag_name(type(flags), name)}={text!r}: {error}") from None
 
 
 def _parse_class(text: str) -> LengthClass | EmpiricalClass:

@@ -1,4 +1,4 @@
-"""How a flag is declared: a dataclass field with a help text and a range, and the check of that range."""
+"""How a flag is declared: a dataclass field with a help text and a range; and how its value is refused."""
 
 import math
 from dataclasses import field, fields
@@ -39,6 +39,12 @@ def validate(config: Any) -> None:
             problem = range_problem(single, item.metadata)
             if problem:
                 raise ValueError(f"{flag_name(type(config), item.name)} must be {problem}, got {single!r}")
+
+
+def require(flags: Any, is_right: bool, name: str, right: str) -> None:
+    """Raise ValueError naming the flag `name` and its value unless it is right beside the other flags."""
+    if not is_right:
+        raise ValueError(f"{flag_name(type(flags), name)} must be {right}, got {getattr(flags, name)!r}")
 
 
 def range_problem(value: Any, metadata: Any) -> Optional[str]:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidur_ppo_plugin import _autoload, config
-from vidur_ppo_plugin.config import check_scheduler, flag_name, speed_factors, validate
+from vidur_ppo_plugin import _autoload
+from vidur_ppo_plugin.flags import RooflineFlags, check_scheduler, flag_name, speed_factors, validate
 
 _autoload.install()
 
@@ -121,9 +121,9 @@ def test_a_choice_out_of_the_list_is_refused_by_name() -> None:
 
 
 def test_speed_factors_repeat_a_pattern_that_fits() -> None:
-    flags = config.RooflineFlags(replica_speed_factors=[1.0, 0.5])
+    flags = RooflineFlags(replica_speed_factors=[1.0, 0.5])
     assert speed_factors(flags, 4) == [1.0, 0.5, 1.0, 0.5]
-    assert speed_factors(config.RooflineFlags(), 3) == [1.0, 1.0, 1.0]
+    assert speed_factors(RooflineFlags(), 3) == [1.0, 1.0, 1.0]
     assert speed_factors(object(), 2) == [1.0, 1.0]  # Vidur's own predictors know no speeds
 
 

@@ -1,10 +1,9 @@
-"""Flags of the workloads that we add to Vidur: lengths, arrivals, replay of a trace."""
+"""The workloads that we add to Vidur: lengths, arrivals, replay of a trace."""
 
 from dataclasses import dataclass
 from typing import Any
 
-from vidur_ppo_plugin.flag import flag, flag_name, validate
-from vidur_ppo_plugin.workload.lengths import LengthSampler, parse_lengths
+from .flag import flag, flag_name, require, validate
 
 _SEED_HELP = "Seed of the requests; not touched by --seed."
 _MOST = 1_000_000_000
@@ -80,33 +79,12 @@ class ReplayFlags:
     )
 
 
-def length_sampler(flags: Any) -> LengthSampler:
-    """The sampler of a length generator's flags; ValueError names the flag."""
-    validate(flags)
-    if isinstance(flags, MixtureLengthFlags):
-        name, text = "components", flags.components
-    else:
-        name = "prompt_min"
-        text = (
-            f"lognormal({flags.prompt_median!r}, {flags.prompt_sigma!r}, {flags.prompt_min}, {flags.prompt_max}) / "
-            f"lognormal({flags.output_median!r}, {flags.output_sigma!r}, {flags.output_min}, {flags.output_max})"
-        )
-        for side in ("prompt", "output"):
-            low, high = getattr(flags, f"{side}_min"), getattr(flags, f"{side}_max")
-            if low > high:
-                raise ValueError(
-                    f"{flag_name(type(flags), f'{side}_min')} must be at most {side}_max ({high}), got {low}"
-                )
-    try:
-        return parse_lengths(text, max_tokens=flags.max_tokens)
-    except ValueError as error:
-        raise ValueError(f"{flag_name(type(flags), name)}={text!r}: {error}") from None
-
-
 def check_workload(flags: Any, num_replicas: int = 0) -> None:
     """ValueError naming the flag if flags of a workload are out of range or do not fit each other."""
     validate(flags)
-    if isinstance(flags, LengthFlags):
-        length_sampler(flags)
+    if isinstance(flags, LognormalLengthFlags):
+        for side in ("prompt", "output"):
+            low, high = getattr(flags, f"{side}_min"), getattr(flags, f"{side}_max")
+            require(flags, low <= high, f"{side}_min", f"at most {side}_max ({high})")
     if isinstance(flags, ReplayFlags) and not flags.trace_file:
         raise ValueError(f"{flag_name(type(flags), 'trace_file')} must name a CSV file, got nothing")
