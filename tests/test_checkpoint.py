@@ -85,58 +85,14 @@ def test_a_network_and_its_optimiser_continue_bit_for_bit(tmp_path: Path) -> Non
     first, second = learner(), learner()
     step(*first)
     state = {"network": first[0].state_dict(), "optimiser": first[1].state_dict()}
-    state["random"] = checkpoint.pack_random_states({"noise": first[2]})
+    state["random"] = first[2].get_state()
     loaded = checkpoint.load(checkpoint.save(tmp_path, "last", state, metadata={})).state
     second[0].load_state_dict(loaded["network"])
     second[1].load_state_dict(loaded["optimiser"])
-    checkpoint.unpack_random_states(loaded["random"], {"noise": second[2]})
+    second[2].set_state(loaded["random"])
     step(*first)
     step(*second)
     assert plain(second[0].state_dict()) == plain(first[0].state_dict())
-
-
-def sources(seed: int) -> dict[str, Any]:
-    return {
-        "python": random.Random(seed),
-        "pcg": np.random.default_rng(seed),
-        "twister": np.random.Generator(np.random.MT19937(seed)),
-        "philox": np.random.Generator(np.random.Philox(seed)),
-        "torch": torch.Generator().manual_seed(seed),
-        "global": torch.default_generator,
-    }
-
-
-def draw(of: dict[str, Any]) -> list[Any]:
-    numbers = [of[name].integers(0, 9, dtype=np.int32, size=3).tolist() for name in ("pcg", "twister", "philox")]
-    numbers += [of["python"].gauss(0, 1), of["python"].random()]
-    return [*numbers, torch.randn(5, generator=of["torch"]).tolist(), torch.rand(3).tolist()]
-
-
-def test_random_states_continue_bit_for_bit(tmp_path: Path) -> None:
-    before = torch.get_rng_state()
-    try:
-        generators = sources(seed=1)
-        draw(generators)  # leaves half-used buffers: the second gauss, the upper 32 bits
-        packed = checkpoint.pack_random_states(generators)
-        path = checkpoint.save(tmp_path, "last", {"random": packed}, metadata={})
-        expected = [draw(generators) for _ in range(3)]
-        others = sources(seed=2)
-        checkpoint.unpack_random_states(checkpoint.load(path).state["random"], others)
-        assert [draw(others) for _ in range(3)] == expected
-    finally:
-        torch.set_rng_state(before)
-
-
-def test_random_states_of_other_generators_are_refused() -> None:
-    packed = checkpoint.pack_random_states({"a": np.random.default_rng(0)})
-    with pytest.raises(CheckpointError, match=r"has \['a'\], this run has \['b'\]"):
-        checkpoint.unpack_random_states(packed, {"b": np.random.default_rng(0)})
-    with pytest.raises(CheckpointError, match="'a': saved from numpy, this run has python"):
-        checkpoint.unpack_random_states(packed, {"a": random.Random(0)})
-    with pytest.raises(CheckpointError, match="'a' does not fit"):
-        checkpoint.unpack_random_states(packed, {"a": np.random.Generator(np.random.MT19937(0))})
-    with pytest.raises(CheckpointError, match="'a': a int is no known generator"):
-        checkpoint.pack_random_states({"a": 5})
 
 
 def files(directory: Path) -> list[str]:

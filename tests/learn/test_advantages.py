@@ -1,17 +1,12 @@
-"""Advantages, rollouts and running moments against closed forms."""
+"""Advantages, moments and rollouts against closed forms."""
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidur_ppo_plugin.learn.advantages import (
-    all_action_advantages,
-    explained_variance,
-    gain_over_prior,
-    generalised_advantages,
-)
-from vidur_ppo_plugin.learn.normalise import RewardNormaliser, RunningMoments
+from vidur_ppo_plugin.learn.normalise import Moments, RewardNormaliser
+from vidur_ppo_plugin.learn.ppo import all_action_advantages, generalised_advantages, reward_of_best
 from vidur_ppo_plugin.learn.rollout import Decision, RolloutBuffer
 from vidur_ppo_plugin.routing.features import Observation
 
@@ -52,54 +47,55 @@ def test_gae_refuses_a_column_for_a_vector() -> None:
 def test_all_action_advantages_compare_with_the_policys_mean() -> None:
     action_rewards = np.array([[-1.0, -3.0], [-2.0, -2.0]])
     probabilities = np.array([[0.75, 0.25], [0.5, 0.5]])
-    advantages = all_action_advantages(action_rewards, probabilities, np.array([1, 0]))
-    assert advantages.tolist() == pytest.approx([-3.0 + 1.5, 0.0])
-
-
-def test_explained_variance() -> None:
-    targets = np.array([1.0, 2.0, 3.0])
-    assert explained_variance(targets, targets) == 1.0
-    assert explained_variance(np.full(3, 7.0), targets) == 0.0
-    assert np.isnan(explained_variance(targets, np.ones(3)))
+    advantages = all_action_advantages(action_rewards, probabilities)
+    assert advantages.tolist() == [[pytest.approx(0.5), pytest.approx(-1.5)], [0.0, 0.0]]
+    with pytest.raises(ValueError, match="must agree"):
+        all_action_advantages(action_rewards, probabilities[:1])
 
 
 @given(st.lists(VECTORS, min_size=1, max_size=5))
-def test_running_moments_equal_those_of_everything(batches: list[np.ndarray]) -> None:
-    moments = RunningMoments()
-    for batch in batches:
-        moments.update(batch)
-    everything = np.concatenate(batches)
+def test_moments_of_parts_add_up_to_those_of_everything(parts: list[np.ndarray]) -> None:
+    moments = Moments()
+    for part in parts:
+        moments += Moments.of(part)
+    everything = np.concatenate(parts)
+    assert moments.count == len(everything)
     assert moments.mean == pytest.approx(everything.mean(), abs=1e-9)
-    if everything.std() > 1e-3:
-        assert moments.std == pytest.approx(everything.std(), rel=1e-6)
+    assert moments.variance == pytest.approx(everything.var(), rel=1e-6, abs=1e-6)
 
 
-def test_running_moments_refuse_nan() -> None:
+@given(VECTORS)
+def test_moments_of_one_array_are_those_of_numpy_to_the_last_bit(values: np.ndarray) -> None:
+    """With one shard nothing is added up: normalising by its moments is normalising the array."""
+    moments = Moments.of(values)
+    assert moments.mean == values.mean() and moments.variance == values.var()
+    assert moments + Moments() == moments
+
+
+def test_moments_refuse_nan() -> None:
     with pytest.raises(ValueError, match="not finite: nan"):
-        RunningMoments().update(np.array([1.0, np.nan]))
+        Moments.of(np.array([1.0, np.nan]))
 
 
-def test_normalised_rewards_keep_sign_and_have_unit_scale() -> None:
-    rng = np.random.default_rng(0)
+def test_rewards_are_scaled_by_the_deviation_of_their_discounted_sum() -> None:
+    rewards = np.random.default_rng(0).normal(-300, 50, 1000)
     normaliser = RewardNormaliser(gamma=0.0)
-    rewards = rng.normal(-300, 50, 1000)
-    scaled = normaliser(rewards)
-    assert np.all(np.sign(scaled) == np.sign(rewards))
-    assert scaled.std() == pytest.approx(1.0)
+    normaliser.observe(rewards)
+    assert (rewards * normaliser.factor).std() == pytest.approx(1.0)
+    # Two streams share the scale; each has a sum of its own, which goes on from rollout to rollout.
+    discounted = RewardNormaliser(gamma=0.5)
+    for values, stream in (([1.0, 2.0], 0), ([4.0], 7), ([3.0], 0)):
+        discounted.observe(np.array(values), stream)
+    assert discounted.factor == pytest.approx(1.0 / np.std([1.0, 2.5, 4.0, 4.25]))
 
 
-def test_gain_over_prior_is_that_of_the_best_guesses() -> None:
+def test_the_reward_of_the_best_action_is_shared_among_equals() -> None:
     rewards = np.array([[-1.0, -2.0, -6.0], [-4.0, -8.0, -2.0]])
-    prior = np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])  # takes -2 and -4
-    assert gain_over_prior([rewards], [prior], [prior]) == 0.0
-    best = np.array([[5.0, 0.0, 0.0], [0.0, 0.0, 5.0]])  # takes -1 and -2
-    assert gain_over_prior([rewards], [best], [prior]) == pytest.approx(0.5)
-    worst = np.array([[0.0, 0.0, 1.0], [0.0, 1.0, 0.0]])
-    assert gain_over_prior([rewards], [worst], [prior]) == pytest.approx(-4 / 3)
-    # Without a preference each action counts alike: (-3 - 14/3) / 2 against -3.
-    assert gain_over_prior([rewards], [np.zeros((2, 3))], [prior]) == pytest.approx((-23 / 6 + 3) / 3)
+    assert reward_of_best(rewards, np.array([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]])).tolist() == [-2.0, -4.0]
+    # Without a preference each action counts alike.
+    assert reward_of_best(rewards, np.zeros((2, 3))).tolist() == pytest.approx([-3.0, -14 / 3])
     with pytest.raises(ValueError, match="of one shape"):
-        gain_over_prior([rewards], [prior[:1]], [prior])
+        reward_of_best(rewards, np.zeros((1, 3)))
 
 
 def decision(action: int = 0) -> Decision:

@@ -16,6 +16,7 @@ from vidur_ppo_plugin.learn.ppo import (
     log_probabilities,
 )
 from vidur_ppo_plugin.learn.rollout import Decision, Rollout, RolloutBuffer
+from vidur_ppo_plugin.learn.shard import LocalShards
 from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
 from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
 from vidur_ppo_plugin.routing.features import Observation
@@ -29,6 +30,10 @@ def learner(seed: int = 0, network: dict[str, object] | None = None, **parameter
         num_replica_features=FEATURES, num_request_features=REQUEST, **{"hidden_size": 32, **(network or {})}
     )
     return PPO(ActorCritic(shape, seed), PPOParameters(**{"expected_gradient": False, **parameters}), seed=seed)
+
+
+def learn(ppo: PPO, item: Rollout, coefficients: Coefficients = COEFFICIENTS) -> dict[str, float]:
+    return ppo.update(LocalShards(ppo, [item]), coefficients)
 
 
 def observation(rng: np.random.Generator) -> Observation:
@@ -67,8 +72,8 @@ def rollout(
 def test_ratio_is_one_before_the_first_step(network: dict[str, object], epsilon: float) -> None:
     """Although the hot path acts in numpy, at another temperature than 1."""
     ppo, rng = learner(network=network), np.random.default_rng(0)
-    ppo.update(rollout(ppo, rng, epsilon=epsilon), COEFFICIENTS)
-    metrics = ppo.update(rollout(ppo, rng, epsilon=epsilon), COEFFICIENTS)
+    learn(ppo, rollout(ppo, rng, epsilon=epsilon))
+    metrics = learn(ppo, rollout(ppo, rng, epsilon=epsilon))
     assert metrics["first_ratio_error"] == 0.0
     assert metrics["approx_kl"] > 0.0
 
@@ -92,14 +97,14 @@ def test_it_solves_a_contextual_bandit(mode: str) -> None:
 
     assert greedy_share() < 0.45
     for _ in range(30):
-        ppo.update(rollout(ppo, rng, 256), COEFFICIENTS)
+        learn(ppo, rollout(ppo, rng, 256))
     assert greedy_share() > 0.8
 
 
 def test_the_critic_learns_what_is_predictable() -> None:
     """With a discount the value depends on what follows; rewards here follow the mean of the first feature."""
     ppo, rng = learner(gamma=0.0, all_action_baseline=False, epochs=6), np.random.default_rng(2)
-    variances = [ppo.update(rollout(ppo, rng, 256), COEFFICIENTS)["explained_variance"] for _ in range(30)]
+    variances = [learn(ppo, rollout(ppo, rng, 256))["explained_variance"] for _ in range(30)]
     assert np.mean(variances[:2]) < 0.2
     assert np.mean(variances[-5:]) > 0.25
 
@@ -108,7 +113,7 @@ def test_same_seed_same_bits() -> None:
     def trained() -> list[Tensor]:
         ppo, rng = learner(seed=3), np.random.default_rng(3)
         for _ in range(3):
-            ppo.update(rollout(ppo, rng), COEFFICIENTS)
+            learn(ppo, rollout(ppo, rng))
         return [parameter.detach() for parameter in ppo.network.parameters()]
 
     assert all(torch.equal(a, b) for a, b in zip(trained(), trained(), strict=True))
@@ -118,27 +123,27 @@ def test_saving_and_loading_continues_bit_for_bit() -> None:
     ppo = learner(seed=4, gamma=0.9)
     data = [rollout(ppo, np.random.default_rng(seed), last=seed == 1) for seed in range(4)]
     for item in data[:2]:
-        ppo.update(item, COEFFICIENTS)
+        learn(ppo, item)
     saved = copy.deepcopy(ppo.state_dict())
     fresh = learner(seed=5, gamma=0.9)
     fresh.load_state_dict(saved)
     for item in data[2:]:
-        assert ppo.update(item, COEFFICIENTS) == fresh.update(item, COEFFICIENTS)
+        assert learn(ppo, item) == learn(fresh, item)
     for mine, theirs in zip(ppo.network.parameters(), fresh.network.parameters(), strict=True):
         assert torch.equal(mine, theirs)
 
 
 def test_a_non_finite_update_is_undone_and_named() -> None:
     ppo, rng = learner(), np.random.default_rng(5)
-    ppo.update(rollout(ppo, rng), COEFFICIENTS)
+    learn(ppo, rollout(ppo, rng))
     before = copy.deepcopy(ppo.state_dict()["network"])
     spoiled = rollout(ppo, rng)
     spoiled.replicas[3, 1, 2] = np.nan
     with pytest.raises(NonFiniteUpdate, match=r"replicas\[3, 1, 2\] of the rollout is not finite"):
-        ppo.update(spoiled, COEFFICIENTS)
+        learn(ppo, spoiled)
     after = ppo.state_dict()["network"]
     assert all(torch.equal(before[name], after[name]) for name in before)
-    ppo.update(rollout(ppo, rng), COEFFICIENTS)
+    learn(ppo, rollout(ppo, rng))
 
 
 def test_the_entropy_floor_has_a_gradient() -> None:
@@ -153,9 +158,9 @@ def test_the_entropy_floor_has_a_gradient() -> None:
         item.action_rewards[:] = 0.5
         return item
 
-    first = ppo.update(flat(rollout(ppo, rng)), COEFFICIENTS)["entropy"]
+    first = learn(ppo, flat(rollout(ppo, rng)))["entropy"]
     for _ in range(10):
-        last = ppo.update(flat(rollout(ppo, rng)), COEFFICIENTS)["entropy"]
+        last = learn(ppo, flat(rollout(ppo, rng)))["entropy"]
     assert last > first + 0.05
 
 
@@ -163,7 +168,7 @@ def test_the_kl_penalty_holds_the_policy_back() -> None:
     def divergence(kl_coef: float) -> float:
         ppo, rng = learner(epochs=8), np.random.default_rng(7)
         coefficients = Coefficients(learning_rate=3e-3, entropy_coef=0.0, kl_coef=kl_coef)
-        return ppo.update(rollout(ppo, rng, 256), coefficients)["approx_kl"]
+        return learn(ppo, rollout(ppo, rng, 256), coefficients)["approx_kl"]
 
     assert divergence(50.0) < 0.5 * divergence(0.0)
 
@@ -173,17 +178,28 @@ def test_the_pull_to_the_reference_keeps_the_prior() -> None:
         ppo, rng = learner(epochs=8), np.random.default_rng(8)
         coefficients = Coefficients(learning_rate=3e-3, entropy_coef=0.0, kl_ref_coef=kl_ref_coef)
         for _ in range(5):
-            metrics = ppo.update(rollout(ppo, rng, 128), coefficients)
+            metrics = learn(ppo, rollout(ppo, rng, 128), coefficients)
         return metrics["kl_reference"]
 
     assert 0 < distance(20.0) < distance(0.01)
 
 
+def test_explained_variance_is_that_of_the_returns() -> None:
+    """With gamma 0 a return is the reward, and the value a constant, whose head has no weights yet."""
+    ppo = learner(gamma=0.0, all_action_baseline=False, normalize_rewards=False)
+    with torch.no_grad():
+        ppo.network.critic_head.weight.zero_()
+    constant = rollout(ppo, np.random.default_rng(10))
+    assert learn(ppo, constant)["explained_variance"] == pytest.approx(0.0)
+    constant.rewards[:] = 1.0
+    assert np.isnan(learn(ppo, constant)["explained_variance"])
+
+
 def test_early_stopping_is_a_flag() -> None:
     stopping = learner(epochs=8, early_stop_kl_factor=1.0, target_kl=1e-6, minibatch_size=16)
     free = learner(epochs=8, early_stop_kl_factor=0.0, target_kl=1e-6)
-    assert stopping.update(rollout(stopping, np.random.default_rng(9)), COEFFICIENTS)["epochs"] == 1
-    assert free.update(rollout(free, np.random.default_rng(9)), COEFFICIENTS)["epochs"] == 8
+    assert learn(stopping, rollout(stopping, np.random.default_rng(9)))["epochs"] == 1
+    assert learn(free, rollout(free, np.random.default_rng(9)))["epochs"] == 8
 
 
 def test_shape_guard() -> None:

@@ -11,6 +11,7 @@ from vidur_ppo_plugin.flags import LearningFlags, PPOModularFlags
 from vidur_ppo_plugin.learn.parameters import ppo_parameters
 from vidur_ppo_plugin.learn.ppo import PPO, Coefficients, PPOParameters
 from vidur_ppo_plugin.learn.rollout import Rollout
+from vidur_ppo_plugin.learn.shard import LocalShards
 from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
 from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
 from vidur_ppo_plugin.routing.features import Observation
@@ -43,17 +44,12 @@ def rollout(rng: np.random.Generator, num_replicas: int, *, stream: int = 0, len
     )
 
 
+def learn(ppo: PPO, *rollouts: Rollout) -> dict[str, float]:
+    return ppo.update(LocalShards(ppo, rollouts), COEFFICIENTS)
+
+
 def weights(ppo: PPO) -> list[list[float]]:
     return [parameter.detach().reshape(-1).tolist() for parameter in ppo.network.parameters()]
-
-
-def test_a_list_of_one_is_the_rollout_itself() -> None:
-    one, many = learner(gamma=0.5, all_action_baseline=False), learner(gamma=0.5, all_action_baseline=False)
-    rng = np.random.default_rng(0)
-    for _ in range(3):
-        single = rollout(rng, 4)
-        assert one.update(single, COEFFICIENTS) == many.update([single], COEFFICIENTS)
-    assert weights(one) == weights(many)
 
 
 @pytest.mark.parametrize("parameters", [{}, {"expected_gradient": True, "enable_critic": False}, {"gamma": 0.5}])
@@ -68,7 +64,7 @@ def test_clusters_of_different_sizes_are_learned_from_together(parameters: dict[
         return float(np.mean(np.argmax(logits, axis=1) == np.argmax(test.replicas[:, :, 0], axis=1)))
 
     for step in range(40):
-        metrics = ppo.update([rollout(rng, 2 + stream, stream=stream) for stream in range(3)], COEFFICIENTS)
+        metrics = learn(ppo, *(rollout(rng, 2 + stream, stream=stream) for stream in range(3)))
         if step < 3:
             # The last bit of a product depends on the number of its rows, which is any number here.
             assert metrics["first_ratio_error"] < 1e-6
@@ -85,7 +81,7 @@ def test_the_expectation_over_actions_does_not_depend_on_those_that_were_sampled
             actions = seen.actions if name == "as sampled" else (seen.actions + 1) % 4
             assert seen.action_rewards is not None
             rewards = seen.action_rewards[np.arange(len(seen)), actions]
-            ppo.update(dataclasses.replace(seen, actions=actions, rewards=rewards), COEFFICIENTS)
+            learn(ppo, dataclasses.replace(seen, actions=actions, rewards=rewards))
             results[is_expected, name] = weights(ppo)
     assert results[True, "as sampled"] == results[True, "others"]
     assert results[False, "as sampled"] != results[False, "others"]
@@ -93,22 +89,22 @@ def test_the_expectation_over_actions_does_not_depend_on_those_that_were_sampled
 
 def test_every_stream_has_its_own_memory() -> None:
     ppo, rng = learner(gamma=0.5, all_action_baseline=False), np.random.default_rng(3)
-    ppo.update([rollout(rng, 4, stream=0), rollout(rng, 4, stream=7)], COEFFICIENTS)
+    learn(ppo, rollout(rng, 4, stream=0), rollout(rng, 4, stream=7))
     hiddens = ppo.state_dict()["preparation"]["hiddens"]
     assert set(hiddens) == {0, 7} and not torch.equal(hiddens[0], hiddens[7])
     # A stream that starts anew forgets, whether or not there is a state to bootstrap from.
     last = dataclasses.replace(rollout(rng, 4, stream=0), is_last_of_stream=True)
-    ppo.update([last, dataclasses.replace(rollout(rng, 4, stream=7), next_observation=None)], COEFFICIENTS)
+    learn(ppo, last, dataclasses.replace(rollout(rng, 4, stream=7), next_observation=None))
     assert ppo.state_dict()["preparation"]["hiddens"] == {}
 
 
 def test_a_learner_continues_where_its_state_was_taken() -> None:
     first, second = learner(gamma=0.5, all_action_baseline=False), learner(gamma=0.5, all_action_baseline=False)
     rng = np.random.default_rng(4)
-    first.update([rollout(rng, 3, stream=stream) for stream in range(3)], COEFFICIENTS)
+    learn(first, *(rollout(rng, 3, stream=stream) for stream in range(3)))
     second.load_state_dict(copy.deepcopy(first.state_dict()))
     again = [rollout(rng, 3, stream=stream) for stream in range(3)]
-    assert first.update(again, COEFFICIENTS) == second.update(again, COEFFICIENTS)
+    assert learn(first, *again) == learn(second, *again)
     assert weights(first) == weights(second)
 
 

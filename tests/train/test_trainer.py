@@ -19,7 +19,7 @@ from vidur_ppo_plugin.train.config import TrainConfig
 from vidur_ppo_plugin.train.engines import LocalEngine, WorkerError
 from vidur_ppo_plugin.train.episodes import FIRST_EVALUATION_SEED
 from vidur_ppo_plugin.train.schema import ConfigError
-from vidur_ppo_plugin.train.worker import CollectJob, EvaluateJob, GradientJob
+from vidur_ppo_plugin.train.worker import CollectJob, EvaluateJob, GradientJob, PrepareJob
 
 
 @pytest.fixture(scope="module")
@@ -53,13 +53,6 @@ def test_a_policy_is_evaluated_at_every_tail_preference(tmp_path: Path) -> None:
     assert outcome.best.score == pytest.approx((mean["e2e_mean"] + tail["e2e_mean"]) / 2)
 
 
-def test_with_a_critic_the_number_of_workers_makes_no_difference(tmp_path: Path) -> None:
-    config = small(decisions=256, enable_critic=True, policy={**SMALL["policy"], "gamma": 0.5})
-    train(config, tmp_path / "one")
-    train(config, tmp_path / "two", num_jobs=2)
-    assert learned(tmp_path / "one") == learned(tmp_path / "two")
-
-
 def train_and_kill(config: TrainConfig, out: Path, when: type) -> None:
     """With two worker processes, one of which is killed before it gets its third job of a kind."""
     engine = LocalEngine(config, clusters_of(config), workers=2)
@@ -79,7 +72,7 @@ def train_and_kill(config: TrainConfig, out: Path, when: type) -> None:
         engine.close()
 
 
-@pytest.mark.parametrize("when", [CollectJob, GradientJob])
+@pytest.mark.parametrize("when", [CollectJob, PrepareJob, GradientJob])
 def test_the_result_is_the_same_whoever_works_and_a_killed_worker_is_replaced(
     reference: Path, tmp_path: Path, when: type
 ) -> None:

@@ -5,9 +5,7 @@ import math
 import random
 from bisect import bisect
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from typing import Any
 
@@ -25,9 +23,11 @@ from vidur_ppo_plugin.routing.heuristics import choose
 from vidur_ppo_plugin.routing.prior import Prior
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
 
+from .batch import Shards
 from .ppo import PPO, Coefficients
-from .rollout import Decision, Rollout, RolloutBuffer
+from .rollout import Decision, RolloutBuffer
 from .schedules import KlAdaptiveLearningRate, KlController, Schedule
+from .shard import LocalShards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,27 +172,14 @@ class Agent:
         self, next_observation: Observation | None, *, metric: float | None, pressure: tuple[float, float]
     ) -> dict[str, float]:
         """Update on the rollout; `metric` (latency) and `pressure` (load, latency) steer the temperature."""
-        return self.learn_from([self._buffer.take(next_observation)], metric=metric, pressure=pressure)
+        shards = LocalShards(self.ppo, [self._buffer.take(next_observation)])
+        return self.learn_from(shards, metric=metric, pressure=pressure)
 
-    def learn_from(
-        self, rollouts: Sequence[Rollout], *, metric: float | None, pressure: tuple[float, float]
-    ) -> dict[str, float]:
-        """The same on rollouts that others made with this policy, of one or more streams."""
-        rewards = np.concatenate([rollout.rewards for rollout in rollouts])
-        update = partial(self.ppo.update, rollouts)
-        return self.learn_by(update, rewards, metric=metric, pressure=pressure)
-
-    def learn_by(
-        self,
-        update: Callable[[Coefficients], dict[str, float]],
-        rewards: NDArray[np.float64],
-        *,
-        metric: float | None,
-        pressure: tuple[float, float],
-    ) -> dict[str, float]:
-        """The same by an update of `ppo` that only needs its coefficients; `rewards`: of all its decisions."""
+    def learn_from(self, shards: Shards, *, metric: float | None, pressure: tuple[float, float]) -> dict[str, float]:
+        """Update on decisions that this policy has made, wherever they are."""
+        rewards = np.concatenate([rewards for contents in shards.contents for _, rewards in contents.rewards])
         coefficients = self._coefficients()
-        metrics = update(coefficients)
+        metrics = self.ppo.update(shards, coefficients)
         if not self.serves:
             self._actor = self._make_actor()
         metrics |= {

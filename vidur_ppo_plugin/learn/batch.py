@@ -1,10 +1,22 @@
-"""What an update learns from: decisions of one or more streams as tensors, with all that is fixed during the update."""
+"""What an update learns from, and what the learner and the shards that hold it tell each other.
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+The decisions of an update lie in one or more shards: in one, in this process (`shard.LocalShards`), or in one with
+each worker of a training (`train.gradients.WorkerShards`).
+"""
 
-import torch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
 from torch import Tensor
+
+from vidur_ppo_plugin.routing.features import Float32Array
+
+from .normalise import Moments
+from .parameters import Coefficients
+from .rollout import FloatArray, IntArray
+
+# --- Tensors ---
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,28 +51,92 @@ class Segment:
     returns: Tensor
 
 
-class Batch:
-    """All decisions of an update, numbered through the groups, and the critic's segments."""
+# --- Between learner and shards ---
 
-    def __init__(self, groups: list[Group], segments: list[Segment]) -> None:
-        self.groups = groups
-        self.segments = segments
-        self._firsts = [sum(len(group) for group in groups[:index]) for index in range(len(groups))]
+
+@dataclass(frozen=True)
+class Contents:
+    """What is in a shard."""
+
+    num_decisions: int
+    #: Rewards of each rollout, by its stream.
+    rewards: Sequence[tuple[int, FloatArray]]
+    #: Names the first number that is not finite; empty if all are.
+    not_finite: str
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What the learner knows as an update begins: shards weigh their decisions by it."""
+
+    reward_scale: float
+    #: Of the returns so far; the critic predicts them normalised.
+    return_mean: float
+    return_scale: float
+    #: The critic's memory of each stream at its next decision; none of a stream that begins.
+    hiddens: Mapping[int, Float32Array]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What the learner has to know of a shard's decisions before the first step."""
+
+    #: Of the actions taken.
+    advantages: Moments
+    #: Sum of the squared advantages of every action, weighed by their probabilities.
+    action_advantages_square: float
+    #: Sums of what the best actions earn in the eyes of the policy (`own`), of its `prior` and of the `reference`.
+    best_rewards: Mapping[str, float]
+    #: Of the critic, where there is one: number of states of each segment; returns, and what it missed of them.
+    segment_lengths: Sequence[int] = ()
+    returns: Moments = field(default_factory=Moments)
+    residuals: Moments = field(default_factory=Moments)
+    #: The critic's memory at the next decision of each stream; None if the stream ended.
+    hiddens: Mapping[int, Float32Array | None] = field(default_factory=dict)
+    #: Where replicas look, with attention.
+    attention: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Normalisation:
+    """Means and deviations over the decisions of all shards, and of returns; they hold for a whole update."""
+
+    advantage_mean: float = 0.0
+    advantage_deviation: float = 1.0
+    action_advantage_deviation: float = 1.0
+    return_mean: float = 0.0
+    return_scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Minibatch:
+    """What one shard has of a minibatch: decisions for the policy, stretches of time for the critic."""
+
+    rows: IntArray
+    #: Of these decisions in the minibatch.
+    share: float
+    #: Numbers of segments, and the share of their states.
+    segments: IntArray
+    segment_share: float
 
     def __len__(self) -> int:
-        return sum(len(group) for group in self.groups)
+        return len(self.rows) + len(self.segments)
 
-    def parts(self, chosen: Tensor) -> Iterator[tuple[Group, Tensor, float]]:
-        """The chosen decisions group by group: the group, its rows, and their share of the chosen ones."""
-        if len(self.groups) == 1:
-            yield self.groups[0], chosen, 1.0
-            return
-        for group, first in zip(self.groups, self._firsts, strict=True):
-            rows = chosen[(chosen >= first) & (chosen < first + len(group))] - first
-            if len(rows):
-                yield group, rows, len(rows) / len(chosen)
 
-    def segments_of(self, part: int, num_parts: int) -> list[Segment]:
-        """The segments that go with one of so many minibatches."""
-        indices = torch.tensor_split(torch.arange(len(self.segments)), num_parts)[part]
-        return [self.segments[index] for index in indices.tolist()]
+class Shards(Protocol):
+    """The decisions of an update, wherever they are."""
+
+    @property
+    def contents(self) -> Sequence[Contents]:
+        """What is in each shard."""
+
+    def prepare(self, statistics: Statistics) -> Sequence[Summary]:
+        """Settle what is fixed during the update but for its normalisation."""
+
+    def backward(
+        self, minibatches: Sequence[Minibatch], normalisation: Normalisation, coefficients: Coefficients
+    ) -> dict[str, float]:
+        """Leave the gradient of the loss on a minibatch, a part from each shard, in the learner's network.
+
+        The metrics are means over the minibatch; `ratio_error` is the largest.
+        """

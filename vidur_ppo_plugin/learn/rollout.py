@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from vidur_ppo_plugin.routing.features import Float32Array, Observation
 
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True)

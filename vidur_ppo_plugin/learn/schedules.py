@@ -1,18 +1,15 @@
-"""Values that change while learning: by a schedule, by a decay to nothing, or by the KL divergence of an update."""
+"""Values that change while learning: by a schedule, or by the KL divergence of an update."""
 
 import math
 from dataclasses import dataclass
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 # Where adapted values stay unless they start elsewhere: after many small updates an unbounded one takes as many to come
 # back.
 _LEAST_KL_COEF, _MOST_KL_COEF = 1e-3, 10.0
 _LEAST_LR, _MOST_LR = 1e-5, 1e-2
 
-KINDS = ("constant", "linear", "cosine", "exponential")
+KINDS = ("constant", "linear")
 
 
 def _require(is_right: bool, name: str, value: object, right: str) -> None:
@@ -24,8 +21,7 @@ def _require(is_right: bool, name: str, value: object, right: str) -> None:
 class Schedule:
     """A value that goes from `start` to `end` over `steps` and stays there.
 
-    linear: at an even pace; cosine: slowly at both ends; exponential: by an even factor (both ends above 0);
-    constant: `start`, whatever `end` is.
+    linear: at an even pace; constant: `start`, whatever `end` is.
     """
 
     start: float
@@ -39,9 +35,6 @@ class Schedule:
         _require(math.isfinite(self.start), "start", self.start, "finite")
         _require(math.isfinite(self.end), "end", self.end, "finite")
         _require(self.steps >= 1, "steps", self.steps, ">= 1")
-        if self.kind == "exponential":
-            _require(self.start > 0.0, "start", self.start, "> 0 for an exponential schedule")
-            _require(self.end > 0.0, "end", self.end, "> 0 for an exponential schedule (a linear one may end at 0)")
 
     def value(self, step: int) -> float:
         """The value at a step; before 0 it is `start`, from `steps` on exactly `end`."""
@@ -49,83 +42,7 @@ class Schedule:
             return self.start
         if step >= self.steps:
             return self.end
-        done = step / self.steps
-        if self.kind == "exponential":
-            return self.start * math.pow(self.end / self.start, done)
-        if self.kind == "cosine":
-            done = 0.5 * (1.0 - math.cos(math.pi * done))
-        return self.start + (self.end - self.start) * done
-
-
-class Decay:
-    """A weight that fades from `start` to exactly 0: of the KL to a reference policy, of a behaviour-cloning loss."""
-
-    def __init__(self, *, start: float, steps: int, kind: str = "linear") -> None:
-        _require(0.0 <= start < math.inf, "start", start, "finite and >= 0")
-        _require(kind in ("linear", "cosine"), "kind", kind, "linear or cosine (the others never reach 0)")
-        self._schedule = Schedule(start=start, end=0.0, steps=steps, kind=kind)
-        self._step = 0
-
-    @property
-    def value(self) -> float:
-        """The weight now."""
-        return self._schedule.value(self._step)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the weight is 0 for good, so that what it weighs need not be computed."""
-        return self.value == 0.0
-
-    def advance(self, steps: int = 1) -> None:
-        """So many steps have passed."""
-        _require(steps >= 0, "steps", steps, ">= 0")
-        self._step += steps
-
-    def state_dict(self) -> dict[str, Any]:
-        """The steps passed."""
-        return {"step": self._step}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state_dict` was taken."""
-        self._step = state["step"]
-
-
-class EpsilonGreedy:
-    """With probability epsilon any replica, else the policy's: as a mixture, so that log-probabilities stay true."""
-
-    def __init__(self, *, start: float, end: float, steps: int) -> None:
-        for name, value in (("start", start), ("end", end)):
-            _require(0.0 <= value <= 1.0, name, value, "a probability in [0, 1]")
-        self._schedule = Schedule(start=start, end=end, steps=steps)
-        self._step = 0
-
-    @property
-    def epsilon(self) -> float:
-        """The share of decisions made at random now."""
-        return self._schedule.value(self._step)
-
-    def advance(self, decisions: int = 1) -> None:
-        """So many decisions have been made."""
-        _require(decisions >= 0, "decisions", decisions, ">= 0")
-        self._step += decisions
-
-    def mix(self, probabilities: NDArray[Any], allowed: NDArray[np.bool_] | None = None) -> NDArray[Any]:
-        """(1 - epsilon) * probabilities + epsilon * uniform over the allowed replicas (all, if not given)."""
-        if allowed is None:
-            uniform: NDArray[Any] = np.full_like(probabilities, 1.0 / len(probabilities))
-        else:
-            _require(bool(allowed.any()), "allowed", allowed, "true for at least one replica")
-            uniform = allowed.astype(probabilities.dtype) / allowed.sum(dtype=probabilities.dtype)
-        mixed: NDArray[Any] = (1.0 - self.epsilon) * probabilities + self.epsilon * uniform
-        return mixed
-
-    def state_dict(self) -> dict[str, Any]:
-        """The decisions made."""
-        return {"step": self._step}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state_dict` was taken."""
-        self._step = state["step"]
+        return self.start + (self.end - self.start) * (step / self.steps)
 
 
 class KlController:

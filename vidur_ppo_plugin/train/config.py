@@ -122,9 +122,7 @@ class TrainConfig:
         16, "Rollouts of an episode; then the cluster starts anew, perhaps as another. Raise it near saturation.", low=1
     )
     backend: str = flag("twin", "The simulator: Vidur's compiled twin, or Vidur itself.", choices=["twin", "vidur"])
-    enable_critic: bool = flag(
-        False, "Train the critic too, in one process. Needed for gamma above 0, and to go on inside Vidur."
-    )
+    enable_critic: bool = flag(False, "Train the critic too. Needed for gamma above 0, and to go on inside Vidur.")
     curriculum: str = flag("", "Stages of load, as the flag of that name of ppo_modular.")
     latency_limit_s: float = flag(0.0, "End an episode once a request has waited this long; 0 for never.", low=0)
     limit_penalty: float = flag(0.0, "Seconds that such an end costs the last decision.", low=0)

@@ -1,112 +1,133 @@
-"""An update from decisions that are spread over workers: each computes the gradient of what it has; sums are made."""
+"""An update from decisions that lie with workers: each computes the gradient on its own shard, and sums are made."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
+from torch.nn import Parameter
 
-from vidur_ppo_plugin.learn.parameters import Coefficients
-from vidur_ppo_plugin.learn.ppo import PPO, NonFiniteUpdate
-from vidur_ppo_plugin.policy.network import ActorCritic
+from vidur_ppo_plugin.learn.batch import Contents, Minibatch, Normalisation, Statistics, Summary
+from vidur_ppo_plugin.learn.parameters import Coefficients, ppo_parameters
+from vidur_ppo_plugin.learn.ppo import PPO
+from vidur_ppo_plugin.learn.rollout import Rollout
+from vidur_ppo_plugin.learn.shard import Shard
+from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
 from vidur_ppo_plugin.policy.numpy_actor import actor_weights
+from vidur_ppo_plugin.routing.features import Float32Array
 
+from .config import TrainConfig
 from .engines import Engine
 from .observing import Weights
-from .shards import PartGradient, Scaling, ShardSums
-from .worker import LOST, CollectJob, GradientJob
+from .worker import LOST, CollectJob, GradientJob, PrepareJob
 
-# Keeps normalised advantages finite where all decisions were worth the same; as in `learn.preparation`.
-_EPSILON = 1e-8
+#: The gradient of a part of a minibatch by the names of parameters; and the metrics.
+PartGradient = tuple[dict[str, Float32Array], dict[str, float]]
 
 
 @dataclass
-class SpreadDecisions:
-    """The decisions of an update, numbered through the jobs that collected them; a `GradientSource` of PPO."""
+class WorkerShards:
+    """The decisions of an update, a shard for each job that collected them; `learn.batch.Shards` says what it does."""
 
     engine: Engine
     ppo: PPO
     jobs: Sequence[CollectJob]
     #: That the decisions were made with.
     weights: Weights
-    sums: Sequence[ShardSums]
+    contents: Sequence[Contents]
 
     def __post_init__(self) -> None:
-        self._bounds = np.cumsum([0, *(part.num_decisions for part in self.sums)])
-        self._scaling: Scaling | None = None
         self._parameters = dict(self.ppo.network.named_parameters())
-        self._shape = self.ppo.network.shape.to_dict()
+        self._learned = self._parameters if self.ppo.parameters.enable_critic else self.weights[0]
+        self._preparing: tuple[list[PrepareJob], Weights] | None = None
 
-    def __len__(self) -> int:
-        return int(self._bounds[-1])
+    def prepare(self, statistics: Statistics) -> Sequence[Summary]:
+        """Settle what is fixed during the update but for its normalisation."""
+        self._preparing = [PrepareJob(job.key, statistics) for job in self.jobs], self._weights_now()
+        summaries: list[Summary] = self._results(*self._preparing)
+        return summaries
 
-    def prepare(self) -> dict[str, float]:
-        """Settle what normalises advantages; how much better than its prior the policy was."""
-        for stream, rewards in (pair for part in self.sums for pair in part.rewards):
-            if not np.isfinite(rewards).all():
-                raise NonFiniteUpdate(f"a reward of stream {stream} is not finite")
-        scale = self.ppo.reward_scale([pair for part in self.sums for pair in part.rewards])
-        self._scaling = (
-            self._normalised(scale) if self.ppo.parameters.normalize_advantages else Scaling(scale, 0.0, scale)
-        )
-        own, prior = (
-            sum(getattr(part, f"{name}_reward") for part in self.sums) / len(self) for name in ("own", "prior")
-        )
-        return {"gain_over_prior": (own - prior) / max(abs(prior), 1e-12)}
-
-    def _normalised(self, scale: float) -> Scaling:
-        size = len(self)
-        mean = sum(part.advantage for part in self.sums) / size
-        variance = max(0.0, sum(part.advantage_square for part in self.sums) / size - mean * mean)
-        square = sum(part.every_square for part in self.sums) / size
-        factor = scale / (scale * variance**0.5 + _EPSILON)
-        return Scaling(factor, mean * factor, scale / (scale * square**0.5 + _EPSILON))
-
-    def gradient(self, chosen: Tensor, part: tuple[int, int], coefficients: Coefficients) -> dict[str, float]:
-        """Leave the gradient of the loss on the chosen decisions in the network; returns the metrics."""
-        assert self._scaling is not None
-        numbers = chosen.numpy()
-        shard = np.searchsorted(self._bounds, numbers, side="right") - 1
+    def backward(
+        self, minibatches: Sequence[Minibatch], normalisation: Normalisation, coefficients: Coefficients
+    ) -> dict[str, float]:
+        """Leave the sum of the shards' gradients in the network; returns the metrics."""
         jobs = [
-            GradientJob(
-                key=job.key,
-                rows=numbers[shard == index] - self._bounds[index],
-                scaling=self._scaling,
-                coefficients=coefficients,
-                share=float((shard == index).mean()),
-            )
-            for index, job in enumerate(self.jobs)
+            GradientJob(job.key, minibatch, normalisation, coefficients)
+            for job, minibatch in zip(self.jobs, minibatches, strict=True)
         ]
-        results = self._results(jobs)
-        found = [(job.share, *result) for job, result in zip(jobs, results, strict=True) if result is not None]
+        results: list[PartGradient | None] = self._results(jobs, self._weights_now())
+        found = [result for result in results if result is not None]
         for name, parameter in self._parameters.items():
-            parts = [gradient[name] for _, gradient, _ in found if name in gradient]
+            parts = [gradient[name] for gradient, _ in found if name in gradient]
             parameter.grad = torch.tensor(sum(parts[1:], parts[0])) if parts else None
-        metrics = {name: sum(share * told[name] for share, _, told in found) for name in found[0][2]}
-        return {**metrics, "ratio_error": max(told["ratio_error"] for _, _, told in found)}
+        metrics: dict[str, float] = {}
+        for name, value in (pair for _, told in found for pair in told.items()):
+            so_far = metrics.get(name, 0.0)
+            metrics[name] = max(so_far, value) if name == "ratio_error" else so_far + value
+        return metrics
 
-    def _results(self, jobs: Sequence[GradientJob]) -> list[PartGradient | None]:
-        weights = self._weights_now()
+    def _results(self, jobs: Sequence[PrepareJob | GradientJob], weights: Weights) -> list[Any]:
         results = self.engine.run(jobs, weights)
-        if any(isinstance(result, str) and result == LOST for result in results):
+        if _is_lost(results):
             self.engine.run(self.jobs, self.weights)  # the same decisions again, by whoever is there now
+            if self._preparing is not None:
+                self.engine.run(*self._preparing)
             results = self.engine.run(jobs, weights)
         return results
 
     def _weights_now(self) -> Weights:
-        return {name: self._parameters[name].detach().numpy().copy() for name in self.weights[0]}, self._shape
+        return {name: self._parameters[name].detach().numpy().copy() for name in self._learned}, self.weights[1]
 
 
-def weights_of(ppo: PPO) -> Weights:
-    """The actor as it is now."""
-    return _weights(ppo.network)
+def _is_lost(results: Sequence[Any]) -> bool:
+    return any(isinstance(result, str) and result == LOST for result in results)
 
 
-def reference_of(ppo: PPO) -> Weights | None:
-    """What `kl_ref_coef` pulls to; None for the prior."""
-    return None if ppo.reference is None else _weights(ppo.reference)
+class ShardLearner:
+    """The worker's part: shards, with a network of its own that takes over the learner's weights."""
+
+    def __init__(self, config: TrainConfig, shape: dict[str, int | bool]) -> None:
+        torch.set_num_threads(1)
+        self._network = ActorCritic(NetworkShape(**shape))  # type: ignore[arg-type]
+        self._weights = dict(self._network.named_parameters())
+        self._parameters = replace(ppo_parameters(config.flags), enable_critic=config.enable_critic)
+
+    def shard(self, rollouts: Sequence[Rollout], weights: Weights, reference: Weights | None) -> Shard:
+        """Of rollouts that were made with these weights."""
+        other = None
+        if reference is not None:
+            other = ActorCritic(self._network.shape)
+            _load(dict(other.named_parameters()), reference)
+        _load(self._weights, weights)
+        return Shard(rollouts, self._network, other, self._parameters)
+
+    def prepare(self, shard: Shard, statistics: Statistics, weights: Weights) -> Summary:
+        """Advantages and returns of a shard; the weights are those that its decisions were made with."""
+        _load(self._weights, weights)
+        return shard.prepare(statistics)
+
+    def gradient(
+        self,
+        shard: Shard,
+        minibatch: Minibatch,
+        normalisation: Normalisation,
+        coefficients: Coefficients,
+        weights: Weights,
+    ) -> PartGradient:
+        """Of the loss on a shard's part of a minibatch."""
+        _load(self._weights, weights)
+        self._network.zero_grad()
+        told = shard.backward(minibatch, normalisation, coefficients)
+        gradients = {name: self._weights[name].grad for name in weights[0]}
+        return {name: gradient.numpy() for name, gradient in gradients.items() if gradient is not None}, told
 
 
-def _weights(network: ActorCritic) -> Weights:
+def _load(parameters: dict[str, Parameter], weights: Weights) -> None:
+    with torch.no_grad():
+        for name, values in weights[0].items():
+            parameters[name].copy_(torch.from_numpy(values))
+
+
+def weights_of(network: ActorCritic) -> Weights:
+    """The actor of a network as it is now."""
     return actor_weights(network), network.shape.to_dict()

@@ -40,7 +40,11 @@ class Slots:
                 self._start(slot, 0, load_factor)
             elif self.is_over(slot):
                 self._start(slot, self.episodes[slot].number + 1, load_factor)
-        return [SlotTask(episode, actions) for episode, actions in zip(self.episodes, self.actions, strict=True)]
+        steps = self.config.flags.rollout_len
+        return [
+            SlotTask(episode, actions, self.is_over_after(slot, steps))
+            for slot, (episode, actions) in enumerate(zip(self.episodes, self.actions, strict=True))
+        ]
 
     def _start(self, slot: int, number: int, load_factor: float) -> None:
         episode = draw_episode(self.config, slot, number, load_factor=load_factor)

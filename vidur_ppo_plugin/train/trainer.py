@@ -5,10 +5,9 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
@@ -19,21 +18,19 @@ from numpy.typing import NDArray
 
 from vidur_ppo_plugin.learn.build import build_agent
 from vidur_ppo_plugin.learn.curriculum import Curriculum
-from vidur_ppo_plugin.learn.parameters import Coefficients
 from vidur_ppo_plugin.learn.ppo import NonFiniteUpdate
-from vidur_ppo_plugin.learn.rollout import Rollout
 from vidur_ppo_plugin.record.progress import Progress
 
 from .clusters import Cluster
 from .config import TrainConfig, replica_counts
 from .engines import Engine
 from .evaluation import Evaluator, Result
-from .gradients import SpreadDecisions, reference_of, weights_of
+from .gradients import WorkerShards, weights_of
 from .observing import Weights
 from .recording import open_recorder, served_row, share_row
-from .slots import Experience, Exploration, Served, rollouts_of
+from .slots import Exploration, Served
 from .state import Slots, TrainingState
-from .worker import CollectJob, SlotTask, Stayed
+from .worker import CollectJob, CollectResult, SlotTask
 
 logger = logging.getLogger(__name__)
 
@@ -57,15 +54,13 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Collected:
-    """Rollouts of all slots, wherever their decisions are."""
+    """Rollouts of all slots; their decisions lie with the workers."""
 
     #: Of each slot: what was decided, and what was completed.
     actions: Sequence[NDArray[np.integer[Any]]]
     served: Sequence[Served]
-    #: Of all decisions that are learned from.
-    rewards: NDArray[np.float64]
-    #: Learns from them.
-    update: Callable[[Coefficients], dict[str, float]]
+    #: What is learned from.
+    shards: WorkerShards
 
     @property
     def num_decisions(self) -> int:
@@ -93,8 +88,6 @@ class Trainer:
             delay_model=next(iter(clusters.values())).delay_model,
             update_options={"enable_critic": config.enable_critic},
         )
-        # Critic and demonstrations need all decisions in one place; otherwise they stay with the workers.
-        self._is_spread = not config.enable_critic and agent.ppo.demonstrations is None
         curriculum = Curriculum.parse(config.curriculum) if config.curriculum else None
         self.state = TrainingState(config, agent, Slots(config), curriculum)
         self._evaluator = Evaluator(config, engine)
@@ -183,7 +176,7 @@ class Trainer:
 
     def weights(self) -> Weights:
         """The actor as it is now."""
-        return weights_of(self.state.agent.ppo)
+        return weights_of(self.state.agent.ppo.network)
 
     def collect(self) -> "Collected":
         """A rollout of every slot, in their order."""
@@ -192,50 +185,26 @@ class Trainer:
         exploration = Exploration(temperature=agent.temperature, epsilon=agent.epsilon)
         # By decisions and not by updates: an update that was skipped must not draw the same numbers again.
         iteration = agent.num_decisions // self._config.decisions_per_update
-        reference = reference_of(agent.ppo) if self._is_spread else None
-        jobs = [
-            CollectJob(iteration, exploration, part, self._is_spread, reference)
-            for part in _split(tasks, self._num_jobs)
-        ]
+        reference = None if agent.ppo.reference is None else weights_of(agent.ppo.reference)
+        jobs = [CollectJob(iteration, exploration, part, reference) for part in _split(tasks, self._num_jobs)]
         weights = self.weights()
-        results = self._engine.run(jobs, weights)
-        collected = self._stayed(jobs, weights, results) if self._is_spread else self._handed_over(exploration, results)
+        results: list[CollectResult] = self._engine.run(jobs, weights)
+        collected = Collected(
+            actions=[actions for result in results for actions in result.actions],
+            served=[served for result in results for served in result.served],
+            shards=WorkerShards(self._engine, agent.ppo, jobs, weights, [result.contents for result in results]),
+        )
         self.state.slots.advance(collected.actions)
         return collected
 
-    def _stayed(self, jobs: list[CollectJob], weights: Weights, results: list[Stayed]) -> "Collected":
-        sums, ppo = [result.sums for result in results], self.state.agent.ppo
-        rewards = [values for part in sums for _, values in part.rewards]
-        return Collected(
-            actions=[actions for result in results for actions in result.actions],
-            served=[served for result in results for served in result.served],
-            rewards=np.concatenate(rewards) if rewards else np.empty(0),
-            update=partial(ppo.update_from, SpreadDecisions(self._engine, ppo, jobs, weights, sums)),
-        )
-
-    def _handed_over(self, exploration: Exploration, results: list[list[Experience]]) -> "Collected":
-        experiences, slots = [experience for part in results for experience in part], self.state.slots
-        rollouts: list[Rollout] = []
-        for slot, experience in enumerate(experiences):
-            first_stream = slot * self._config.clusters_in_step
-            is_last = slots.is_over_after(slot, experience.actions.shape[1])
-            rollouts += rollouts_of(experience, exploration, first_stream, is_last=is_last)
-        return Collected(
-            actions=[experience.actions for experience in experiences],
-            served=[experience.served for experience in experiences],
-            rewards=np.concatenate([rollout.rewards for rollout in rollouts]) if rollouts else np.empty(0),
-            update=partial(self.state.agent.ppo.update, rollouts),
-        )
-
     def _learn(self, collected: "Collected") -> dict[str, Any]:
-        if not len(collected.rewards):
+        if not any(contents.num_decisions for contents in collected.shards.contents):
             logger.warning("every episode has been lost at latency_limit_s: nothing to learn from until new ones begin")
             return {}
         latency_s = np.concatenate([part.latency_s for part in collected.served])
         try:
-            metrics = self.state.agent.learn_by(
-                collected.update,
-                collected.rewards,
+            metrics = self.state.agent.learn_from(
+                collected.shards,
                 metric=float(latency_s.mean()) if len(latency_s) else None,
                 pressure=(0.0, 0.0),
             )

@@ -16,17 +16,19 @@ from vidur_ppo_plugin.learn.parameters import Coefficients
 from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
 from vidur_ppo_plugin.routing.routers import build_router
 from vidur_ppo_plugin.routing.visibility import Visibility
-from vidur_ppo_plugin.twin.layout import IntArray
 from vidur_ppo_plugin.twin.play import play
 
 from .clusters import Cluster
 from .config import TrainConfig, scenario_of
 from .episodes import Episode
 from .observing import GreedyPolicy, Weights, build_actor
-from .slots import Experience, Exploration, Served, Slot, rollouts_of
+from .slots import Exploration, Served, Slot, rollouts_of
 
 if TYPE_CHECKING:
-    from .shards import PartGradient, Scaling, Shard, ShardLearner, ShardSums
+    from vidur_ppo_plugin.learn.batch import Contents, Minibatch, Normalisation, Statistics, Summary
+    from vidur_ppo_plugin.learn.shard import Shard
+
+    from .gradients import PartGradient, ShardLearner
 
 #: The name under which the learned policy is evaluated.
 POLICY = "policy"
@@ -38,18 +40,18 @@ class SlotTask:
 
     episode: Episode
     actions: NDArray[np.int16]
+    #: Whether its episode ends with the rollout.
+    is_last: bool
 
 
 @dataclass(frozen=True)
 class CollectJob:
-    """A rollout of some slots. The result follows from the job and the weights alone, whoever does it."""
+    """A rollout of some slots; its decisions stay with the worker. The result follows from job and weights alone."""
 
     iteration: int
     exploration: Exploration
     tasks: Sequence[SlotTask]
-    #: Whether decisions stay with the worker, who is then asked for gradients; else they are handed over.
-    stays: bool
-    #: What `kl_ref_coef` pulls to, for decisions that stay; None for the prior.
+    #: What `kl_ref_coef` pulls to; None for the prior.
     reference: Weights | None = None
 
     @property
@@ -59,12 +61,12 @@ class CollectJob:
 
 
 @dataclass(frozen=True)
-class Stayed:
-    """What is told of rollouts that stay with the worker: of each slot what was decided and served; and sums."""
+class CollectResult:
+    """Of each slot what was decided and served; and what the worker keeps to learn from."""
 
     actions: Sequence[NDArray[np.int16]]
     served: Sequence[Served]
-    sums: "ShardSums"
+    contents: "Contents"
 
 
 @dataclass(frozen=True)
@@ -80,23 +82,26 @@ class EvaluateJob:
 
 
 @dataclass(frozen=True)
-class GradientJob:
-    """The gradient of the policy's loss on some of the decisions that a job collected; None without any.
-
-    LOST from a worker that does not have them: it took the place of another, and the job has to be done again.
-    """
+class PrepareJob:
+    """`Shard.prepare` of the decisions that a job collected."""
 
     #: `CollectJob.key` of what it is about.
     key: tuple[int, ...]
-    rows: IntArray
-    scaling: "Scaling"
+    statistics: "Statistics"
+
+
+@dataclass(frozen=True)
+class GradientJob:
+    """The gradient of the loss on some of the decisions that a job collected; None without any."""
+
+    key: tuple[int, ...]
+    minibatch: "Minibatch"
+    normalisation: "Normalisation"
     coefficients: Coefficients
-    #: Of these decisions in their minibatch.
-    share: float
 
 
-Job = CollectJob | EvaluateJob | GradientJob
-#: In place of a gradient.
+Job = CollectJob | EvaluateJob | PrepareJob | GradientJob
+#: From a worker that does not have the decisions: it took the place of another, and they have to be collected again.
 LOST = "lost"
 
 
@@ -123,15 +128,16 @@ class Worker:
         self._sized: dict[tuple[str, tuple[float, ...]], Cluster] = {}
 
     def run(self, job: Job, weights: Any) -> Any:
-        """`Experience`s or what is told of them, metrics of an evaluation, or a gradient; `weights`: the actor's."""
+        """A `CollectResult`, `Summary`, gradient or metrics of an evaluation; `weights`: of the policy."""
+        if isinstance(job, CollectJob):
+            return self._collect(job, weights)
+        if isinstance(job, PrepareJob):
+            return self._prepare(job, weights)
         if isinstance(job, GradientJob):
             return self._gradient(job, weights)
-        if isinstance(job, CollectJob):
-            assert weights is not None
-            return self._collect(job, weights)
         return self._evaluate(job, weights)
 
-    def _collect(self, job: CollectJob, weights: Weights) -> "list[Experience] | Stayed":
+    def _collect(self, job: CollectJob, weights: Weights) -> CollectResult:
         actor, steps = build_actor(weights), self._flags.rollout_len
         experiences, rollouts = [], []
         for task in job.tasks:
@@ -141,32 +147,36 @@ class Worker:
             experience = slot.collect(actor, job.exploration, uniforms, rng)
             experiences.append(experience)
             first_stream = task.episode.slot * self._config.clusters_in_step
-            rollouts += rollouts_of(experience, job.exploration, first_stream, is_last=False)
-        if not job.stays:
-            return experiences
+            rollouts += rollouts_of(experience, job.exploration, first_stream, is_last=task.is_last)
         for key in [key for key in self._shards if key[0] < job.iteration]:
             del self._shards[key]
-        self._shards[job.key] = shard = self._shard_learner(weights).shard(rollouts, weights, job.reference)
-        return Stayed(
+        shard = self._shard_learner(weights).shard(rollouts, weights, job.reference)
+        self._shards[job.key] = shard
+        return CollectResult(
             actions=[experience.actions.astype(np.int16) for experience in experiences],
             served=[experience.served for experience in experiences],
-            sums=shard.sums(),
+            contents=shard.contents,
         )
 
     def _shard_learner(self, weights: Weights) -> "ShardLearner":
-        from .shards import ShardLearner  # imports torch, which rollouts and evaluations do without
+        from .gradients import ShardLearner  # imports torch, which rollouts and evaluations do without
 
         if self._learner is None:
-            self._learner = ShardLearner(self._flags, weights[1])
+            self._learner = ShardLearner(self._config, weights[1])
         return self._learner
+
+    def _prepare(self, job: PrepareJob, weights: Weights) -> "Summary | str":
+        if job.key not in self._shards:
+            return LOST
+        return self._shard_learner(weights).prepare(self._shards[job.key], job.statistics, weights)
 
     def _gradient(self, job: GradientJob, weights: Weights) -> "PartGradient | str | None":
         if job.key not in self._shards:
             return LOST
-        if len(job.rows) == 0:
+        if len(job.minibatch) == 0:
             return None
         shard = self._shards[job.key]
-        return self._shard_learner(weights).gradient(shard, job.rows, job.scaling, job.coefficients, job.share, weights)
+        return self._shard_learner(weights).gradient(shard, job.minibatch, job.normalisation, job.coefficients, weights)
 
     def _slot(self, task: SlotTask, actor: NumpyActor) -> Slot:
         """The slot where the task has it: the one that is there, or a new one that repeats the decisions."""
