@@ -11,7 +11,7 @@ when the scheduler or predictor is built.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from typing import Any, List
 
 from vidur_ppo_plugin.flag import flag, flag_name, validate
@@ -24,6 +24,7 @@ from vidur_ppo_plugin.ppo_flags import (
     RunningFlags,
     WarmStartFlags,
 )
+from vidur_ppo_plugin.routing.heuristics import HEURISTICS, Heuristic
 from vidur_ppo_plugin.routing.mixture import parse_mixture
 from vidur_ppo_plugin.routing.visibility import Visibility, parse_drains
 from vidur_ppo_plugin.workload_flags import (
@@ -35,15 +36,13 @@ from vidur_ppo_plugin.workload_flags import (
 )
 
 __all__ = [
-    "LeastTokensFlags",
+    "HEURISTIC_FLAGS",
     "LognormalLengthFlags",
     "MixtureLengthFlags",
     "PPOModularFlags",
     "RenewalFlags",
     "ReplayFlags",
     "RooflineFlags",
-    "ShortestDelayFlags",
-    "SizeSplitFlags",
     "TieBreakingFlags",
     "VisibilityFlags",
     "check_scheduler",
@@ -81,52 +80,24 @@ class TieBreakingFlags(VisibilityFlags):
     seed: int = flag(42, "Seed of every random choice that the scheduler makes.", low=0, high=1_000_000_000)
 
 
-@dataclass
-class LeastTokensFlags(TieBreakingFlags):
-    """Weights of the `least_tokens` score."""
-
-    context_weight: float = flag(
-        0.05,
-        "Score of a token in context (KV cache), in prompt tokens. Raise it if long contexts slow decoding down "
-        "more than prompts do, lower it if prefill dominates.",
-        low=0,
-    )
-    request_weight: float = flag(
-        20.0,
-        "Score of a request in flight, in prompt tokens. Raise it to spread requests more evenly, lower it to "
-        "let the token counts decide.",
-        low=0,
+def _heuristic_flags(heuristic: Heuristic) -> type:
+    """The flags of a heuristic's scheduler; the class of one with options of its own is called `...Flags`."""
+    if not heuristic.options:
+        return TieBreakingFlags
+    options = [
+        (option.name, type(option.default), flag(option.default, option.help, low=option.low))
+        for option in heuristic.options
+    ]
+    return make_dataclass(
+        f"{heuristic.class_name}Flags",
+        options,
+        bases=(TieBreakingFlags,),
+        namespace={"__doc__": heuristic.options_are, "__module__": __name__},
     )
 
 
-@dataclass
-class ShortestDelayFlags(TieBreakingFlags):
-    """What `shortest_delay` assumes before it has seen requests finish."""
-
-    initial_decode_tokens: float = flag(
-        128.0,
-        "Expected output length until the first requests have finished; then their running mean takes over. "
-        "Raise it for long outputs, lower it for short ones.",
-        low=1,
-    )
-
-
-@dataclass
-class SizeSplitFlags(LeastTokensFlags):
-    """Where `size_split` draws the line, and how many replicas serve the long side."""
-
-    threshold_tokens: int = flag(
-        4096,
-        "Prompts longer than this go to the replicas set aside for long prompts. Raise it if those replicas are "
-        "overloaded, lower it if short prompts still wait behind long ones.",
-        low=1,
-    )
-    num_long_replicas: int = flag(
-        1,
-        "How many replicas (the last ones) are set aside for long prompts: at least 1 and fewer than there are "
-        "replicas. Raise it if long prompts wait too long, lower it if short ones do.",
-        low=1,
-    )
+#: Of each of our heuristics, by its name.
+HEURISTIC_FLAGS = {name: _heuristic_flags(heuristic) for name, heuristic in HEURISTICS.items()}
 
 
 @dataclass

@@ -5,6 +5,7 @@ from typing import Optional
 
 from vidur_ppo_plugin.flag import flag
 from vidur_ppo_plugin.routing.preference import BALANCED
+from vidur_ppo_plugin.routing.prior import NAMES as PRIORS
 
 
 @dataclass
@@ -327,15 +328,7 @@ class NetworkFlags:
     prior: str = flag(
         "least_tokens",
         "The heuristic that the policy is a residual of: untrained, it is exactly this heuristic.",
-        choices=[
-            "none",
-            "least_tokens",
-            "least_outstanding",
-            "least_kv",
-            "shortest_delay",
-            "log_least_tokens",
-            "log_least_work",
-        ],
+        choices=list(PRIORS),
     )
     prior_weight: float = flag(
         3.0, "Weight of the prior's logits. Lower it to learn away from it sooner, raise it to stay with it.", low=0

@@ -5,9 +5,8 @@ import pytest
 import torch
 from test_network import FEATURES, REQUEST, inputs, network
 
-from vidur_ppo_plugin.policy.compiled_actor import CompiledActor, fast_actor
-from vidur_ppo_plugin.policy.numpy_actor import Float32Array, NumpyActor
-from vidur_ppo_plugin.routing import compiled
+from vidur_ppo_plugin.policy.compiled_actor import CompiledActor
+from vidur_ppo_plugin.policy.numpy_actor import Float32Array
 
 SHAPES = [{}, {"decoupled": False}, {"hidden_size": 32, "feature_projection_dim": 48}, {"hidden_size": 5}]
 
@@ -65,16 +64,3 @@ def test_what_is_not_finite_does_not_vanish(where: str, value: float) -> None:
         arrays[where].flat[2] = value
     logits = CompiledActor.from_network(net).logits(arrays["replicas"], arrays["request"], arrays["prior"])
     assert not np.isfinite(logits.sum())
-
-
-def test_where_it_cannot_be_used_numpy_acts(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert type(fast_actor(network())) is CompiledActor
-    assert type(fast_actor(network(flat_replicas=3))) is NumpyActor
-    monkeypatch.setattr(compiled, "load", lambda module, name: None)
-    assert type(fast_actor(network())) is NumpyActor
-
-
-def test_a_function_that_cannot_be_compiled_is_none_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO"):
-        assert compiled.load("vidur_ppo_plugin.policy.no_such_kernel", "forward") is None
-    assert "forward runs in numpy" in caplog.text

@@ -2,12 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from vidur_ppo_plugin.routing import compiled
 from vidur_ppo_plugin.routing.features import FeatureTable
-from vidur_ppo_plugin.routing.marginal_delay import ClusterWork, DrainCost, marginal_delay
 from vidur_ppo_plugin.routing.snapshot import ROW, ROWS, ClusterSnapshot, RequestInfo
 
 
@@ -44,42 +40,3 @@ def test_observations_stay_as_they_were() -> None:
     kept = first.replicas.copy(), first.request.copy()
     features.observe(snapshot(rng, 4, 2), request)
     assert np.array_equal(first.replicas, kept[0]) and np.array_equal(first.request, kept[1])
-
-
-COUNTS = st.lists(st.integers(0, 12), min_size=1, max_size=6)
-
-
-@given(COUNTS, st.integers(0, 2**32 - 1), st.sampled_from([0.0, 3.0]))
-def test_marginal_delay(counts: list[int], seed: int, backlog_weight: float) -> None:
-    rng, total = np.random.default_rng(seed), sum(counts)
-    work = ClusterWork(
-        prefill_tokens=rng.integers(0, 3000, total) * rng.integers(0, 2, total).astype(float),
-        decode_tokens=rng.integers(0, 300, total).astype(float),
-        context_tokens=rng.integers(0, 4000, total).astype(float),
-        ages_s=rng.uniform(0, 5, total),
-        counts=np.array(counts, dtype=np.intp),
-    )
-    cost = DrainCost(
-        prefill_s_per_token=rng.uniform(0, 2e-4),
-        iteration_s=0.012,
-        iteration_s_per_request=1e-4,
-        iteration_s_per_context_token=2e-7,
-        prefill_chunk_tokens=int(rng.choice([1, 300, 512])),
-    )
-
-    def delays() -> list[float]:
-        return marginal_delay(
-            work,
-            prompt_tokens=float(rng.integers(1, 4000)),
-            decode_tokens=float(rng.integers(0, 300)),
-            speed=speeds,
-            cost=cost,
-            backlog_weight=backlog_weight,
-        ).tolist()
-
-    speeds, state = rng.uniform(0.5, 4.0, len(counts)), rng.bit_generator.state
-    found = delays()
-    rng.bit_generator.state = state
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled, "load", lambda module, name: None)
-        assert found == pytest.approx(delays(), rel=1e-9)

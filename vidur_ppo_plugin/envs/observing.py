@@ -76,7 +76,7 @@ class Observer:
         parts = {
             "replicas": seen.replicas.copy(),
             "request": seen.request.copy(),
-            "prior": np.ascontiguousarray(self._prior.logits(cost.T).T),
+            "prior": np.ascontiguousarray(self._prior.logits(cost)),
             "available": available.astype(np.float32),
         }
         if not self._flatten:

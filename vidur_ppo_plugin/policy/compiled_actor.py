@@ -4,14 +4,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vidur_ppo_plugin.routing import compiled
-
+from .forward_kernel import forward_compiled
 from .numpy_actor import Float32Array, NumpyActor
 
 if TYPE_CHECKING:
     from .network import ActorCritic
-
-KERNEL = "vidur_ppo_plugin.policy.forward_kernel"
 
 
 class CompiledActor(NumpyActor):
@@ -41,10 +38,6 @@ class CompiledActor(NumpyActor):
         vectors = np.zeros((len(rows), max(len(row) for row in rows)), dtype=np.float32)
         for vector, row in zip(vectors, rows, strict=True):
             vector[: len(row)] = row
-        forward = compiled.load(KERNEL, "forward")
-        if forward is None:
-            raise RuntimeError("numba cannot be used: act with NumpyActor instead")
-        self._forward = forward
         self._matrices = (
             first_weight,
             self._projection_out[0],
@@ -63,11 +56,10 @@ class CompiledActor(NumpyActor):
         """One logit a replica: the prior plus the learned residual."""
         if not replicas.flags.c_contiguous:
             replicas = np.ascontiguousarray(replicas)
-        logits: Float32Array = self._forward(replicas, request, prior_logits, *self._matrices)
+        logits: Float32Array = forward_compiled(replicas, request, prior_logits, *self._matrices)
         return logits
 
 
 def fast_actor(network: "ActorCritic") -> NumpyActor:
-    """The fastest actor that the network's shape and this installation allow."""
-    is_compiled = not network.shape.flat_replicas and compiled.load(KERNEL, "forward") is not None
-    return (CompiledActor if is_compiled else NumpyActor).from_network(network)
+    """The fastest actor that the network's shape allows."""
+    return (NumpyActor if network.shape.flat_replicas else CompiledActor).from_network(network)

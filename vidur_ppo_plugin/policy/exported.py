@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from vidur_ppo_plugin.routing import compiled
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.features import FeatureScales, FeatureTable, Float32Array
 from vidur_ppo_plugin.routing.prior import Prior
@@ -15,7 +14,7 @@ from vidur_ppo_plugin.routing.routers import Scored
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
 
 from . import greedy
-from .compiled_actor import KERNEL, CompiledActor
+from .compiled_actor import CompiledActor
 from .numpy_actor import NumpyActor
 
 
@@ -46,7 +45,7 @@ class ExportedPolicy:
     ) -> "ExportedPolicy":
         """From an .npz file; ValueError naming it if it cannot be used."""
         actor, metadata = NumpyActor.load(path)
-        if not actor.shape["flat_replicas"] and compiled.load(KERNEL, "forward") is not None:
+        if not actor.shape["flat_replicas"]:
             actor = CompiledActor(actor.weights, actor.shape)
         missing = [key for key in ("features", "feature_hash", "prior", "prior_weight") if key not in metadata]
         if missing:

@@ -1,11 +1,11 @@
 """The actor's forward pass as one compiled function; `numpy_actor.NumpyActor` is the reference."""
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import numpy as np
 
-from vidur_ppo_plugin.routing.compiled import compiled
+from vidur_ppo_plugin.routing.compiled import compilable, compiled
 
 # Sums may be reordered and products fused, so that vector instructions are used; NaN and infinity keep their meaning.
 _FAST_MATH = {"reassoc", "contract", "nsz"}
@@ -24,18 +24,17 @@ _B0, _B2 = np.float32(4.89352518554385e-03), np.float32(2.26843463243900e-03)
 _B4, _B6 = np.float32(1.18534705686654e-04), np.float32(1.19825839466702e-06)
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return compiled(function, fastmath=_FAST_MATH)
+_vectorised = functools.partial(compilable, fastmath=_FAST_MATH)
 
 
-@_compiled
+@_vectorised
 def _product(x: Any, weight: Any, out: Any) -> None:
     """out = x @ weight, by BLAS; in blocks so small that it starts no threads, which cost more than they bring."""
     for first in range(0, len(x), _BLOCK):
         np.dot(x[first : first + _BLOCK], weight, out[first : first + _BLOCK])
 
 
-@_compiled
+@_vectorised
 def _normalise(x: Any) -> None:
     """Layer normalisation without gain and bias, of a row, in place."""
     size = np.float32(x.size)
@@ -52,7 +51,7 @@ def _normalise(x: Any) -> None:
         x[j] *= scale
 
 
-@_compiled
+@_vectorised
 def _add_and_gelu(x: Any, bias: Any) -> None:
     """GELU, in its tanh form, of x + bias, of a row, in place."""
     for j in range(x.size):
@@ -65,7 +64,7 @@ def _add_and_gelu(x: Any, bias: Any) -> None:
         x[j] = _HALF * v * (_ONE + p / q)
 
 
-@_compiled
+@_vectorised
 def _add_normalise_and_rectify(x: Any, added: Any, gain: Any, bias: Any) -> None:
     """ReLU of the layer normalisation of x + added, of a row, in place; NaN stays NaN, `max` would drop it."""
     for j in range(x.size):
@@ -76,7 +75,8 @@ def _add_normalise_and_rectify(x: Any, added: Any, gain: Any, bias: Any) -> None
         x[j] = _ZERO if v < _ZERO else v
 
 
-def _forward(
+@_vectorised
+def forward(
     replicas: Any, request: Any, prior_logits: Any, w1: Any, w2: Any, w_own: Any, w_pooled: Any, w3: Any, vectors: Any
 ) -> Any:
     """One logit a replica: the prior plus the learned residual.
@@ -123,4 +123,4 @@ def _forward(
     return logits
 
 
-forward = compiled(_forward, keep=True, fastmath=_FAST_MATH)
+forward_compiled = compiled(forward, fastmath=_FAST_MATH)

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from .compiled import compiled
+from .compiled import compilable, compiled
 
 
-@compiled
+@compilable
 def _chunks_s(iterations: float, tokens: float, chunk_tokens: float, token_s: float, iteration_s: float) -> float:
     """What the prefill of so many tokens adds to the first so many iterations: full chunks, then the rest."""
     full = tokens // chunk_tokens
@@ -18,13 +18,13 @@ def _chunks_s(iterations: float, tokens: float, chunk_tokens: float, token_s: fl
     return added_s
 
 
-@compiled
+@compilable
 def _decode_s(iterations: float, context_tokens: float, request_s: float, context_s: float) -> float:
     """What a request adds to the iterations in which it decodes, its context growing by one after each."""
     return iterations * (request_s + context_s * (context_tokens + 0.5 * (iterations - 1.0)))
 
 
-def _increase(
+def increase(
     prefill_tokens: Any,
     decode_tokens: Any,
     context_tokens: Any,
@@ -69,4 +69,4 @@ def _increase(
     return result
 
 
-increase = compiled(_increase, keep=True)
+increase_compiled = compiled(increase)

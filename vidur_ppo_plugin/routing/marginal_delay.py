@@ -4,18 +4,16 @@ For training credit only: it knows the true output lengths of the requests in fl
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import compiled
+from .delay_kernel import increase_compiled
 from .reward import require
 from .snapshot import FloatArray
-
-_KERNEL = "vidur_ppo_plugin.routing.delay_kernel"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,18 +94,14 @@ def marginal_delay(
     require(bool((speeds > 0.0).all()), "speed", speed, "> 0 for each replica")
     require(0.0 < latency_power < math.inf, "latency_power", latency_power, "finite and > 0")
     require(0.0 <= backlog_weight < math.inf, "backlog_weight", backlog_weight, "finite and >= 0")
-    kernel = compiled.load(_KERNEL, "increase") if latency_power == 1.0 else None
-    if kernel is not None:
-        return _compiled_increase(kernel, work, prompt_tokens, decode_tokens, speeds, cost, backlog_weight)
+    if latency_power == 1.0:
+        return _compiled_increase(work, prompt_tokens, decode_tokens, speeds, cost, backlog_weight)
     drain = _Drain(work, cost)
     own_s, harm_s = drain.placed(prompt_tokens, decode_tokens)
     own_s, harm_s = own_s / speeds, harm_s / speeds[drain.replica]
-    if latency_power == 1.0:
-        costs = own_s + drain.sums(harm_s)
-    else:
-        before_s = work.ages_s + drain.remaining_s() / speeds[drain.replica]
-        grown = (before_s + harm_s) ** latency_power - before_s**latency_power
-        costs = (age_s + own_s) ** latency_power + drain.sums(grown)
+    before_s = work.ages_s + drain.remaining_s() / speeds[drain.replica]
+    grown = (before_s + harm_s) ** latency_power - before_s**latency_power
+    costs = (age_s + own_s) ** latency_power + drain.sums(grown)
     token_s = cost.prefill_s_per_token / speeds
     added_s, backlog_s = prompt_tokens * token_s, drain.queued_tokens * token_s
     increase: FloatArray = costs + backlog_weight * added_s * (2.0 * backlog_s + added_s)
@@ -115,7 +109,6 @@ def marginal_delay(
 
 
 def _compiled_increase(
-    kernel: Callable[..., Any],
     work: ClusterWork,
     prompt_tokens: float,
     decode_tokens: float,
@@ -123,7 +116,7 @@ def _compiled_increase(
     cost: DrainCost,
     backlog_weight: float,
 ) -> FloatArray:
-    increase: FloatArray = kernel(
+    increase: FloatArray = increase_compiled(
         work.prefill_tokens,
         work.decode_tokens,
         work.context_tokens,

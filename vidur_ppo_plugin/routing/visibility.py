@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .snapshot import ROW, ClusterSnapshot, updated_typical_prompt
+from .averages import updated_typical_prompt
+from .snapshot import ROW, ClusterSnapshot
 
 _OUTSTANDING = ROW["outstanding_requests"]
 _PREFILL = ROW["prefill_tokens"]

@@ -7,7 +7,6 @@ pretrained@0.25                                       one with a tail preference
 """
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 from vidur_ppo_plugin import pretrained
@@ -18,12 +17,6 @@ from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.routers import HEURISTICS, STOCK, Router, build_router
 
 SUFFIX = ".npz"
-_SPLIT_DEFAULTS: dict[str, float] = {"threshold_tokens": 4096, "num_long_replicas": 1}
-_WEIGHTS: dict[str, Callable[[str], float]] = {"context_weight": float, "request_weight": float}
-_OPTIONS: dict[str, dict[str, Callable[[str], float]]] = {
-    "least_tokens": _WEIGHTS,
-    "size_split": {"threshold_tokens": int, "num_long_replicas": int, **_WEIGHTS},
-}
 
 
 def build_policy(text: str, *, seed: int) -> Router:
@@ -72,15 +65,15 @@ def _preference(text: str, number: str) -> float:
 
 
 def _options(name: str, text: str) -> dict[str, float]:
-    known = _OPTIONS.get(name, {})
-    options = dict(_SPLIT_DEFAULTS) if name == "size_split" else {}
+    known = {option.name: option for option in HEURISTICS[name].constant_options} if name in HEURISTICS else {}
+    options: dict[str, float] = {}
     for part in filter(None, text.split(",")):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if key not in known or not equals:
             expected = ", ".join(f"{option}=VALUE" for option in known) or "no options"
             raise ValueError(f"policy {name}: expected {expected}, got {part!r}")
         try:
-            options[key] = known[key](value)
+            options[key] = type(known[key].default)(value)
         except ValueError:
             raise ValueError(f"policy {name}: {key} must be a number, got {value!r}") from None
         if options[key] < 0:

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from vidur_ppo_plugin.config import PPOModularFlags
 from vidur_ppo_plugin.learn.credit_weights import credit_weights
-from vidur_ppo_plugin.routing.heuristics import least_tokens
 from vidur_ppo_plugin.routing.marginal_delay import DrainCost, marginal_delay
 from vidur_ppo_plugin.routing.reward import HybridParams, HybridReward, QueueDelay
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot
@@ -69,7 +68,7 @@ class DecisionRewards:
             reward = self._queue_delay.take(now_s)
             self._note({"queue_delay": reward})
             return reward
-        loads = least_tokens(snapshot)
+        loads = snapshot.token_load
         mean = loads.mean()
         parts = self._hybrid.reward(
             now_s,

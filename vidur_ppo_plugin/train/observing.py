@@ -5,9 +5,8 @@ import random
 from vidur_ppo_plugin.config import PPOModularFlags
 from vidur_ppo_plugin.learn.features import build_features
 from vidur_ppo_plugin.policy import greedy
-from vidur_ppo_plugin.policy.compiled_actor import KERNEL, CompiledActor
+from vidur_ppo_plugin.policy.compiled_actor import CompiledActor
 from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
-from vidur_ppo_plugin.routing import compiled
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.features import Float32Array, Observation
 from vidur_ppo_plugin.routing.prior import Prior
@@ -46,7 +45,6 @@ class GreedyPolicy:
 
 
 def build_actor(weights: Weights) -> NumpyActor:
-    """The fastest actor that the network's shape and this installation allow."""
+    """The fastest actor that the network's shape allows."""
     parameters, shape = weights
-    is_compiled = not shape["flat_replicas"] and compiled.load(KERNEL, "forward")
-    return (CompiledActor if is_compiled else NumpyActor)(parameters, shape)
+    return (NumpyActor if shape["flat_replicas"] else CompiledActor)(parameters, shape)

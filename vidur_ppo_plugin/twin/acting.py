@@ -61,7 +61,7 @@ class ActingTwin(VectorTwin):
             report_delay_s=report_delay_s,
             drains=drains,
         )
-        self._prior = prior.kernel_constants
+        self._prior = prior.rules
         self._token_s = config.prefill_s_per_token / self._speed_factors
 
     def play(

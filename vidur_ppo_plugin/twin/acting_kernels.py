@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from vidur_ppo_plugin.policy.forward_kernel import forward
-from vidur_ppo_plugin.routing.prior_kernel import prior_logits
+from vidur_ppo_plugin.routing.prior import prior_logits
 from vidur_ppo_plugin.routing.snapshot import ROW
 
 from .compiling import entry, helper
@@ -124,7 +124,8 @@ def _decide(
             return outcome
     shown = sight.shown[c] if sight.visible.delay_s > 0.0 else sight.truth[c]
     k, logits = workload.position[c], played.prior_logits[c, t]
-    prior_logits(shown[:NUM_ROWS], sight.expected_shown[c], rules.block_size, workload.prompts[c, k], prior, logits)
+    facts = (workload.prompts[c, k], sight.expected_shown[c], rules.block_size)
+    logits[:] = prior_logits(shown[:NUM_ROWS], facts, prior)
     mask_drained(sight.visible, c, workload.arrived_s[c, k], MASKED, logits)
     played.replicas[c, t] = sight.replicas[c]
     played.request[c, t] = sight.requests[c]

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vidur_ppo_plugin.routing.snapshot import ROW, ROWS, updated_typical_prompt
+from vidur_ppo_plugin.routing.averages import updated_typical_prompt
+from vidur_ppo_plugin.routing.snapshot import ROW, ROWS
 from vidur_ppo_plugin.routing.visibility import Drain
 from vidur_ppo_plugin.workload.requests import Requests
 
@@ -14,7 +15,6 @@ from .layout import FloatArray, IntArray
 
 _OUTSTANDING, _PREFILL = ROW["outstanding_requests"], ROW["prefill_tokens"]
 _TYPICAL = ROW["typical_prompt_tokens"]
-_updated_typical_prompt = helper(updated_typical_prompt)
 NUM_ROWS = len(ROWS)
 
 
@@ -84,7 +84,7 @@ def view_of(
     for sent in range(report, k):
         shown[_OUTSTANDING, placed[sent]] += 1.0
         shown[_PREFILL, placed[sent]] += prompts[sent]
-        shown[_TYPICAL, placed[sent]] = _updated_typical_prompt(shown[_TYPICAL, placed[sent]], prompts[sent])
+        shown[_TYPICAL, placed[sent]] = updated_typical_prompt(shown[_TYPICAL, placed[sent]], prompts[sent])
     return view.expected[c, report % ring]
 
 
