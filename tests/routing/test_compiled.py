@@ -52,7 +52,7 @@ def test_a_constant_in_another_file_makes_it_stale(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("twin.acting_kernels", "policy/forward_kernel.py"),
+        ("twin.acting_kernels", "policy/forward.py"),
         ("twin.acting_kernels", "routing/heuristics.py"),
         ("twin.acting_kernels", "twin/layout.py"),
         ("twin.kernels", "routing/snapshot.py"),

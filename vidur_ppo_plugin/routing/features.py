@@ -11,7 +11,7 @@ Replicas are a set: a replica's features depend on its own figures and on symmet
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -204,6 +204,16 @@ class FeatureTable:
         self._inverse_slot_scales = np.array(slots)[:, None]
         self._average: FloatArray | None = None
         self._last: FloatArray | None = None
+
+    @classmethod
+    def of(cls, definition: Mapping[str, Any], tail_preference: float | None = None) -> "FeatureTable":
+        """The table of a `definition`; `tail_preference`: None for the usual."""
+        return cls(
+            num_waiting_slots=definition["num_waiting_slots"],
+            trend_window=definition["trend_window"],
+            scales=FeatureScales(**definition["scales"]),
+            tail_preference=BALANCED if tail_preference is None else tail_preference,
+        )
 
     @property
     def num_replica_features(self) -> int:

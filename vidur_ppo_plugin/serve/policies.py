@@ -12,7 +12,7 @@ from pathlib import Path
 from vidur_ppo_plugin import pretrained
 from vidur_ppo_plugin._autoload import suggestion
 from vidur_ppo_plugin.hardware.reference import CHUNK_SIZE, reference_roofline
-from vidur_ppo_plugin.policy.exported import ExportedPolicy
+from vidur_ppo_plugin.policy.policy import Policy
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.routers import HEURISTICS, STOCK, Router, build_router
 
@@ -26,7 +26,7 @@ def build_policy(text: str, *, seed: int) -> Router:
     if shipped is not None or learned.endswith(SUFFIX):
         if shipped is not None:
             shipped.verify()
-        return ExportedPolicy.load(
+        return Policy.load(
             Path(learned) if shipped is None else shipped.policy,
             rng=random.Random(seed),
             delay_model=reference_delay_model(),
@@ -46,7 +46,7 @@ def build_policy(text: str, *, seed: int) -> Router:
 
 def is_learned(router: Router) -> bool:
     """Whether a router was learned, rather than written."""
-    return isinstance(router, ExportedPolicy)
+    return isinstance(router, Policy)
 
 
 def reference_delay_model() -> DelayModel:

@@ -9,11 +9,10 @@ from torch import Tensor
 
 from vidur_ppo_plugin.learn.parameters import Coefficients
 from vidur_ppo_plugin.learn.ppo import PPO, NonFiniteUpdate
+from vidur_ppo_plugin.policy.actor import Weights, actor_weights
 from vidur_ppo_plugin.policy.network import ActorCritic
-from vidur_ppo_plugin.policy.numpy_actor import actor_weights
 
 from .engines import Engine
-from .observing import Weights
 from .shards import PartGradient, Scaling, ShardSums
 from .worker import LOST, CollectJob, GradientJob
 

@@ -16,12 +16,11 @@ from vidur_ppo_plugin.learn.loss import Loss
 from vidur_ppo_plugin.learn.parameters import Coefficients
 from vidur_ppo_plugin.learn.preparation import log_probabilities
 from vidur_ppo_plugin.learn.rollout import Rollout
+from vidur_ppo_plugin.policy.actor import Weights
 from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
 from vidur_ppo_plugin.routing.features import Float32Array
 from vidur_ppo_plugin.routing.snapshot import FloatArray
 from vidur_ppo_plugin.twin.layout import IntArray
-
-from .observing import Weights
 
 #: The gradient of a part of a minibatch by the names of parameters, times its share; and what the loss told.
 PartGradient = tuple[dict[str, Float32Array], dict[str, float]]

@@ -22,6 +22,7 @@ from vidur_ppo_plugin.learn.curriculum import Curriculum
 from vidur_ppo_plugin.learn.parameters import Coefficients
 from vidur_ppo_plugin.learn.ppo import NonFiniteUpdate
 from vidur_ppo_plugin.learn.rollout import Rollout
+from vidur_ppo_plugin.policy.actor import Weights
 from vidur_ppo_plugin.record.progress import Progress
 
 from .clusters import Cluster
@@ -29,7 +30,6 @@ from .config import TrainConfig, replica_counts
 from .engines import Engine
 from .evaluation import Evaluator, Result
 from .gradients import SpreadDecisions, reference_of, weights_of
-from .observing import Weights
 from .recording import open_recorder, served_row, share_row
 from .slots import Experience, Exploration, Served, rollouts_of
 from .state import Slots, TrainingState

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from vidur_ppo_plugin.policy.compiled_actor import CompiledActor
+from vidur_ppo_plugin.policy.actor import Actor
 from vidur_ppo_plugin.routing.features import FeatureTable
 from vidur_ppo_plugin.routing.prior import Prior
 from vidur_ppo_plugin.routing.visibility import Drain
@@ -66,7 +66,7 @@ class ActingTwin(VectorTwin):
 
     def play(
         self,
-        actor: CompiledActor,
+        actor: Actor,
         steps: int,
         *,
         temperature: float = 0.0,
@@ -102,7 +102,7 @@ class ActingTwin(VectorTwin):
         credit = Credit(int(with_credit), float(latency_power), float(backlog_weight), self._token_s)
         return self._play(actor, choice, credit)
 
-    def _play(self, actor: CompiledActor, choice: Choice, credit: Credit) -> Played:
+    def _play(self, actor: Actor, choice: Choice, credit: Credit) -> Played:
         shape, sight = choice.forced.shape, self._sight
         size, num_request_features = self.num_replicas, sight.requests.shape[1]
         played = Played(

@@ -7,9 +7,8 @@ had to stop: `made` counts decisions, and everything that can fail comes before 
 import math
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from vidur_ppo_plugin.policy.forward_kernel import forward
+from vidur_ppo_plugin.policy.forward import forward
+from vidur_ppo_plugin.policy.policy import MASKED
 from vidur_ppo_plugin.routing.prior import prior_logits
 from vidur_ppo_plugin.routing.snapshot import ROW
 
@@ -20,8 +19,6 @@ from .viewing import NUM_ROWS, mask_drained
 
 #: Beside the outcomes of `layout`: the policy gave a logit that is no number.
 NOT_FINITE = 100
-#: Logit of a replica that must not be chosen: finite, so that arithmetic stays finite; nothing comes near it.
-MASKED = np.float32(-1e9)
 OLDEST, OUTSTANDING = ROW["oldest_wait_s"], ROW["outstanding_requests"]
 
 
@@ -131,8 +128,7 @@ def _decide(
     played.request[c, t] = sight.requests[c]
     played.oldest_wait_s[c, t] = shown[OLDEST].max()
     played.in_flight[c, t] = sight.truth[c, OUTSTANDING].sum()
-    w1, w2, w_own, w_pooled, w3, vectors = weights
-    logits = forward(sight.replicas[c], sight.requests[c], logits, w1, w2, w_own, w_pooled, w3, vectors)
+    logits = forward(sight.replicas[c], sight.requests[c], logits, weights)
     played.logits[c, t] = logits
     action = choice.forced[c, t]
     if action < 0:
