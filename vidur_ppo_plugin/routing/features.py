@@ -81,8 +81,7 @@ _RUNNING, _KV_TOTAL = ROW["running_requests"], ROW["kv_blocks_total"]
 _CACHED = ROW["cached_prompt_tokens"]
 # Largest cluster that the number of replicas is measured against.
 _LOG_MAX_REPLICAS = math.log(1024)
-# Up to here one compiled pass is faster than numpy, whose logarithms are vectorised.
-_MOST_COMPILED = 128
+_ALL = np.empty(0, np.intp)
 
 
 # --- One decision, for compiled code ---
@@ -101,49 +100,66 @@ def observe(
     prompt_tokens: float,
     request: Any,
     tail_preference: float,
+    chosen: Any,
 ) -> Any:
     """Features of replicas and of the request; advances `average` and `last`, or fills them if this is the first.
 
-    `request` has the scaled figures of the request, whose logarithms come first in its vector.
+    `request` has the scaled figures of the request, whose logarithms come first in its vector. `chosen`: the replicas
+    that are shown, none for all of them; what is said of the cluster is about all.
     """
     size, num_levels, num_trends = values.shape[1], len(_LEVEL_ROWS), len(_TREND_LEVELS)
-    levels = np.empty((num_levels, size))
-    for level in range(num_levels):
-        for i in range(size):
-            levels[level, i] = values[_LEVEL_ROWS[level], i]
-    for i in range(size):
-        levels[_WAITING, i] -= values[_RUNNING, i]
-        levels[_LOAD, i] = token_load(values[:, i], CONTEXT_WEIGHT, REQUEST_WEIGHT)
-        levels[_KV_USED, i] /= values[_KV_TOTAL, i]
-    num_slots = waiting.shape[0]
-    replicas = np.empty((size, 2 * num_levels + 2 * num_trends + num_slots + 1), np.float32)
-    for level in range(num_levels):
-        total = 0.0
-        for i in range(size):
-            value = math.log1p(levels[level, i] * inverse_scales[level, 0])
-            levels[level, i] = value
-            total += value
-        mean = total / size
-        for i in range(size):
-            replicas[i, level] = levels[level, i]
-            replicas[i, num_levels + level] = levels[level, i] - mean
+    num_slots, num_shown = waiting.shape[0], len(chosen) if len(chosen) else size
+    levels, means = _levels(values, inverse_scales)
+    replicas = np.empty((num_shown, 2 * num_levels + 2 * num_trends + num_slots + 1), np.float32)
+    for row in range(num_shown):
+        i = chosen[row] if len(chosen) else row
+        for level in range(num_levels):
+            replicas[row, level] = levels[level, i]
+            replicas[row, num_levels + level] = levels[level, i] - means[level]
+        column = 2 * num_levels
+        for trend in range(num_trends):
+            value = levels[_TREND_LEVELS[trend], i]
+            replicas[row, column + trend] = 0.0 if is_first else value - average[trend, i]
+            replicas[row, column + num_trends + trend] = 0.0 if is_first else value - last[trend, i]
+        column += 2 * num_trends
+        for slot in range(num_slots):
+            replicas[row, column + slot] = _log1p(waiting[slot, i] * inverse_slot_scales[slot, 0])
+        replicas[row, column + num_slots] = values[_CACHED, i] / prompt_tokens
     for trend in range(num_trends):
-        column = 2 * num_levels + trend
         for i in range(size):
             value = levels[_TREND_LEVELS[trend], i]
-            if is_first:
-                average[trend, i] = last[trend, i] = value
-            difference = value - average[trend, i]
-            replicas[i, column] = difference
-            replicas[i, column + num_trends] = value - last[trend, i]
-            average[trend, i] += ema_weight * difference
+            before = value if is_first else average[trend, i]
+            average[trend, i] = before + ema_weight * (value - before)
             last[trend, i] = value
-    column = 2 * num_levels + 2 * num_trends
-    for i in range(size):
-        for slot in range(num_slots):
-            replicas[i, column + slot] = math.log1p(waiting[slot, i] * inverse_slot_scales[slot, 0])
-        replicas[i, column + num_slots] = values[_CACHED, i] / prompt_tokens
     return replicas, _request_vector(request, levels[_LOAD], levels[_WAITING], tail_preference)
+
+
+@compilable
+def _levels(values: Any, inverse_scales: Any) -> Any:
+    """The levels of each replica, and the mean of each level over all of them."""
+    size, num_levels = values.shape[1], len(_LEVEL_ROWS)
+    levels, means = np.empty((num_levels, size)), np.empty(num_levels)
+    for level in range(num_levels):
+        row, scale, total = _LEVEL_ROWS[level], inverse_scales[level, 0], 0.0
+        for i in range(size):
+            value = values[row, i]
+            if level == _WAITING:
+                value -= values[_RUNNING, i]
+            elif level == _LOAD:
+                value = token_load(values[:, i], CONTEXT_WEIGHT, REQUEST_WEIGHT)
+            elif level == _KV_USED:
+                value /= values[_KV_TOTAL, i]
+            value = _log1p(value * scale)
+            levels[level, i] = value
+            total += value
+        means[level] = total / size
+    return levels, means
+
+
+@compilable
+def _log1p(value: float) -> float:
+    """Most figures of an idle replica are 0, whose logarithm need not be computed."""
+    return math.log1p(value) if value != 0.0 else 0.0
 
 
 @compilable
@@ -199,7 +215,6 @@ class FeatureTable:
         self._inverse_scales = np.array(
             [1.0 if scale is None else 1.0 / getattr(self.scales, scale) for _, _, _, scale, _ in _LEVELS]
         )[:, None]
-        self._level_scales: FloatArray = np.empty((0, 0))
         slots = [1.0 / self.scales.tokens] * num_waiting_slots + [1.0 / self.scales.seconds] * num_waiting_slots
         self._inverse_slot_scales = np.array(slots)[:, None]
         self._average: FloatArray | None = None
@@ -260,11 +275,6 @@ class FeatureTable:
         self, snapshot: ClusterSnapshot, request: RequestInfo, chosen: NDArray[np.intp] | None = None
     ) -> Observation:
         """The observation of one decision, of all replicas or of the `chosen` ones; advances the trends."""
-        if chosen is None and snapshot.num_replicas <= _MOST_COMPILED:
-            return self._observe_compiled(snapshot, request)
-        return self._observe(snapshot, request, chosen)
-
-    def _observe_compiled(self, snapshot: ClusterSnapshot, request: RequestInfo) -> Observation:
         shape = (len(_TRENDS), snapshot.num_replicas)
         is_first = self._average is None or self._average.shape != shape
         if is_first:
@@ -288,65 +298,9 @@ class FeatureTable:
             request.prompt_tokens,
             figures,
             self.tail_preference,
+            _ALL if chosen is None else chosen,
         )
         return Observation(replicas, vector)
-
-    def _observe(self, snapshot: ClusterSnapshot, request: RequestInfo, chosen: NDArray[np.intp] | None) -> Observation:
-        """The same in numpy: the reference, and faster for large clusters."""
-        levels = self._levels(snapshot)
-        means = np.add.reduce(levels, axis=1, keepdims=True)
-        means /= levels.shape[1]
-        relative = levels - means
-        trends = levels.take(_TREND_LEVELS, axis=0)
-        if self._average is None or self._last is None or self._average.shape != trends.shape:
-            self._average, self._last = trends.copy(), trends
-        trend, change = trends - self._average, trends - self._last
-        self._average += self._ema_weight * trend
-        self._last = trends
-        request_vector = self._request_vector(snapshot, request, levels[_LOAD], relative[_LOAD], means)
-        waiting = snapshot.waiting
-        static = snapshot.values[_CACHED : _CACHED + 1]
-        if chosen is not None:
-            # Only what is shown of a replica itself: what others see of it is in the means above.
-            levels, relative, trend, change, waiting, static = (
-                part.take(chosen, axis=1) for part in (levels, relative, trend, change, waiting, static)
-            )
-        slots = waiting * self._inverse_slot_scales
-        np.log1p(slots, out=slots)
-        matrix = np.concatenate((levels, relative, trend, change, slots, static))
-        matrix[-1] /= request.prompt_tokens
-        return Observation(matrix.T.astype(np.float32, order="C"), request_vector)
-
-    def _levels(self, snapshot: ClusterSnapshot) -> FloatArray:
-        levels: FloatArray = snapshot.values.take(_LEVEL_ROWS, axis=0)
-        levels[_WAITING] -= snapshot.running_requests
-        levels[_LOAD] = snapshot.token_load
-        levels[_KV_USED] /= snapshot.kv_blocks_total
-        if self._level_scales.shape != levels.shape:
-            # Repeated for each replica: numpy multiplies arrays of equal shapes several times as fast.
-            self._level_scales = np.array(np.broadcast_to(self._inverse_scales, levels.shape))
-        levels *= self._level_scales
-        return np.log1p(levels, out=levels)
-
-    def _request_vector(
-        self, snapshot: ClusterSnapshot, request: RequestInfo, load: FloatArray, spread: FloatArray, means: FloatArray
-    ) -> Float32Array:
-        scales, log1p, size = self.scales, math.log1p, len(load)
-        return np.array(
-            (
-                log1p(request.prompt_tokens / scales.tokens),
-                log1p(request.since_last_arrival_s / scales.seconds),
-                log1p(request.arrival_rate_per_s / scales.rate_per_s),
-                log1p(snapshot.expected_decode_tokens / scales.tokens),
-                means[_LOAD, 0],
-                means[_WAITING, 0],
-                math.sqrt(spread.dot(spread) / size),
-                np.maximum.reduce(load) - np.minimum.reduce(load),
-                math.log(size) / _LOG_MAX_REPLICAS,
-                self.tail_preference,
-            ),
-            dtype=np.float32,
-        )
 
     def _replica_features(self) -> tuple[Feature, ...]:
         features = []
@@ -365,18 +319,6 @@ class FeatureTable:
         ]
         features.append(Feature("cached", "fraction", "prompt tokens cached there / prompt tokens"))
         return tuple(features)
-
-    def state_dict(self) -> dict[str, list[list[float]] | None]:
-        """The moving averages, for a checkpoint."""
-        return {
-            "average": None if self._average is None else self._average.tolist(),
-            "last": None if self._last is None else self._last.tolist(),
-        }
-
-    def load_state_dict(self, state: dict[str, list[list[float]] | None]) -> None:
-        """Restore what `state_dict` gave."""
-        self._average = None if state["average"] is None else np.array(state["average"])
-        self._last = None if state["last"] is None else np.array(state["last"])
 
 
 _REQUEST_FEATURES = (

@@ -6,6 +6,8 @@ clusters have been brought to their next request.
 
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from vidur_ppo_plugin.routing.averages import RATE_WINDOW_S, decayed_rate, mean_output
 from vidur_ppo_plugin.routing.features import observe
 
@@ -15,6 +17,9 @@ from .forks import increase_of_row
 from .layout import DONE, FINISHED, FINISHED_DECODE_TOKENS, Float32Array, FloatArray, IntArray
 from .looking import look
 from .viewing import NUM_ROWS, View, view_of
+
+# Replicas whose features are wanted.
+_ALL = np.empty(0, np.intp)
 
 
 class Workload(NamedTuple):
@@ -112,6 +117,7 @@ def observe_cluster(rules: Any, times: Any, state: Any, workload: Any, sight: An
         prompts[k],
         figures,
         sight.tail_preferences[c],
+        _ALL,
     )
     sight.is_current[c] = 1
     return DONE
