@@ -19,7 +19,7 @@ from vidur_ppo_plugin.learn.off_policy import Logged, with_costs
 from vidur_ppo_plugin.record.decision_log import read_record
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 
-from .observing import Observation, ObservationMaker
+from .observations import Observation, ObservationMaker
 from .settings import ppo_flags
 
 

@@ -12,7 +12,7 @@ from vidur_ppo_plugin.sim.stepping import simulation_config
 from vidur_ppo_plugin.twin.config import TwinConfig
 
 from .clusters import twin_of
-from .observing import ObservationMaker
+from .observations import ObservationMaker
 from .settings import BACKENDS, changed, check_at_least, check_choice, find_scenario, ppo_flags
 
 #: Seeds drawn for episodes without one begin here: those below are for comparing, tuning and finding capacities.

@@ -51,7 +51,7 @@ class NetworkShape:
             raise ValueError("attention_heads must be 0 with the flat network, which has no set to attend over")
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for a checkpoint."""
+        """Plain values, for a checkpoint."""
         return asdict(self)
 
 

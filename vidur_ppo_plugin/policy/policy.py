@@ -32,7 +32,7 @@ class Logits(Protocol):
 
     @property
     def shape(self) -> dict[str, Any]:
-        """Of the network."""
+        """The shape of the network, as plain values."""
 
     def logits(self, replicas: Float32Array, request: Float32Array, prior_logits: Float32Array) -> Float32Array:
         """One logit a replica."""

@@ -77,7 +77,7 @@ class compiled:
 
 @functools.cache
 def sources_digest(module: str) -> str:
-    """Of the source of a module and of all that it imports from this package, and so on: what may be compiled in."""
+    """A digest of what may be compiled in: a module, all that it imports from this package, and so on."""
     found: dict[str, bytes] = {}
     _add_sources(module, found)
     digest = hashlib.sha256()

@@ -93,7 +93,7 @@ class Prior:
         return self._cost(snapshot, request)
 
     def logits(self, cost: FloatArray) -> Float32Array:
-        """Of costs [..., replicas]: zero for the best replica, negative for the others, in the heuristic's order."""
+        """Logits of costs [..., replicas]: zero for the best replica, negative for the others, in the same order."""
         gains = np.minimum.reduce(cost, axis=-1, keepdims=True) - cost
         logits: Float32Array
         if self._is_logarithmic:

@@ -135,7 +135,7 @@ class ClusterSnapshot:
         return self.outstanding_requests - self.running_requests
 
     def showing(self, num_slots: int) -> "ClusterSnapshot":
-        """The same with so many waiting requests of each replica shown one by one; ValueError if it has fewer."""
+        """This snapshot with so many waiting requests of each replica shown one by one; ValueError if it has fewer."""
         has = len(self.waiting) // 2
         if num_slots == has:
             return self

@@ -251,7 +251,7 @@ class VidurReplicaSource:
         cells[_DECODED * size + index] += new_context - prefilled
 
     def _count_kv_parallel_batch(self, index: int, batch: Any) -> None:
-        """The same where a request's KV cache spans groups: it is in several sub-batches and counts once."""
+        """Count a batch where KV caches span groups: a request is in several sub-batches and counts once."""
         tokens = batch._req_num_q_token_map
         prefilled = sum(
             tokens[request.id]

@@ -52,7 +52,7 @@ class ActingTwin(VectorTwin):
         report_delay_s: float = 0.0,
         drains: Sequence[Sequence[Drain]] | None = None,
     ) -> None:
-        """As `VectorTwin`; the policy sees old reports, and drained replicas are not chosen."""
+        """The arguments are those of `VectorTwin`; the policy sees old reports, drained replicas are not chosen."""
         super().__init__(
             config,
             requests,
@@ -142,7 +142,7 @@ class ActingTwin(VectorTwin):
 
     @property
     def oldest_wait_s(self) -> FloatArray:
-        """Of each cluster at its next request: the longest wait of a request in a queue that the router sees."""
+        """The longest wait, at the next request of each cluster, of a request in a queue that the router sees."""
         self.observe()
         figures = self._sight.shown if self._report_delay_s else self._sight.truth
         longest: FloatArray = figures[:, acting_kernels.OLDEST].max(axis=1)

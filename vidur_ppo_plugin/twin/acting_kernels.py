@@ -15,7 +15,7 @@ from vidur_ppo_plugin.routing.snapshot import ROW
 from .compiling import entry, helper
 from .layout import DONE, FREE, NO_SLOT, PREFILL_TOKENS, Float32Array, FloatArray, IntArray
 from .vector_kernels import act_in_cluster, increase_in_cluster, observe_cluster
-from .viewing import NUM_ROWS, mask_drained
+from .visibility import NUM_ROWS, mask_drained
 
 #: Beside the outcomes of `layout`: the policy gave a logit that is no number.
 NOT_FINITE = 100
@@ -75,7 +75,7 @@ def play_all(
     made: Any,
     played: Any,
 ) -> Any:
-    """As many decisions of every cluster as `played` has room for; then bring it to the next request."""
+    """Fill `played` with decisions of every cluster, while it has requests; then bring it to the next request."""
     steps = played.actions.shape[1]
     for c in range(len(made)):
         while made[c] < steps and workload.position[c] < workload.num_requests[c]:

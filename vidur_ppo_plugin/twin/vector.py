@@ -18,7 +18,7 @@ from .layout import FloatArray, IntArray
 from .machine import Machine
 from .twin import Completions
 from .vector_kernels import Sight, Workload
-from .viewing import NUM_ROWS, new_view
+from .visibility import NUM_ROWS, new_view
 
 
 @dataclass(frozen=True)

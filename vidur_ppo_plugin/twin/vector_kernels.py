@@ -16,7 +16,7 @@ from .events import advance_row, submit_to_cells
 from .forks import increase_of_row
 from .layout import DONE, FINISHED, FINISHED_DECODE_TOKENS, Float32Array, FloatArray, IntArray
 from .looking import look
-from .viewing import NUM_ROWS, View, view_of
+from .visibility import NUM_ROWS, View, view_of
 
 # Replicas whose features are wanted.
 _ALL = np.empty(0, np.intp)

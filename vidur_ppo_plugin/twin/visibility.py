@@ -40,7 +40,7 @@ def new_view(
     delay_s: float,
     drains: Sequence[Sequence[Drain]] | None,
 ) -> View:
-    """Of clusters with these requests; `num_slots`: rows of figures that are shown of waiting requests."""
+    """The view of clusters with these requests; `num_slots`: rows of figures that are shown of waiting requests."""
     size, ring = len(requests), _ring_size(requests, delay_s) if delay_s else 0
     most = max((len(part) for part in drains), default=0) if drains else 0
     columns = np.zeros((size, most, 3))  # a drain from 0 to 0 s is none

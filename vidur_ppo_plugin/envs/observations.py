@@ -70,7 +70,7 @@ class ObservationMaker:
         return self._prior.name in ("least_tokens", "none")
 
     def observe_many(self, seen: VectorObservation, available: NDArray[np.bool_]) -> Observation:
-        """The same of many clusters at once, whose features the twin has computed."""
+        """The observations of many clusters at once, whose features the twin has computed."""
         cost = seen.token_load if self._prior.name == "least_tokens" else np.zeros_like(seen.token_load)
         parts = {
             "replicas": seen.replicas.copy(),
