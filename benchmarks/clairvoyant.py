@@ -27,10 +27,8 @@ from vidur_ppo_plugin import _autoload, pretrained
 from vidur_ppo_plugin.compare.engines import run_cell
 from vidur_ppo_plugin.compare.schedulers import parse_schedulers
 from vidur_ppo_plugin.compare.seeds import COMPARISON
-from vidur_ppo_plugin.policy.compiled_actor import CompiledActor
-from vidur_ppo_plugin.policy.exported import ExportedPolicy
-from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
-from vidur_ppo_plugin.routing.prior import Prior
+from vidur_ppo_plugin.policy.actor import Actor
+from vidur_ppo_plugin.policy.policy import Policy
 from vidur_ppo_plugin.scenario import Scenario, find_scenario
 from vidur_ppo_plugin.train.clusters import Cluster, build_clusters
 from vidur_ppo_plugin.twin.acting import ActingTwin
@@ -40,29 +38,24 @@ from vidur_ppo_plugin.twin.look_ahead import look_ahead
 Rows = list[dict[str, float]]
 
 
-def open_twin(scenario: Scenario, cluster: Cluster, options: argparse.Namespace) -> tuple[ActingTwin, CompiledActor]:
+def open_twin(scenario: Scenario, cluster: Cluster, options: argparse.Namespace) -> tuple[ActingTwin, Actor]:
     """A cluster for each seed, and the policy."""
-    actor, metadata = NumpyActor.load(options.policy)
-    exported = ExportedPolicy(
-        actor,
-        metadata,
-        rng=random.Random(0),
-        delay_model=cluster.delay_model,
-        source=str(options.policy),
-        tail_preference=options.tail,
+    policy = Policy.load(
+        options.policy, rng=random.Random(0), delay_model=cluster.delay_model, tail_preference=options.tail
     )
+    assert isinstance(policy.actor, Actor)
     assert cluster.twin is not None
     requests = [scenario.requests(seed) for seed in COMPARISON[: options.seeds]]
     twin = ActingTwin(
         cluster.twin,
         requests,
-        prior=Prior(metadata["prior"], weight=metadata["prior_weight"], delay_model=cluster.delay_model),
-        features=exported.features,
+        prior=policy.prior,
+        features=policy.features,
         tail_preferences=[options.tail] * len(requests),
         report_delay_s=scenario.report_delay_s,
         drains=[scenario.drains(part) for part in requests],
     )
-    return twin, CompiledActor(actor.weights, actor.shape)
+    return twin, policy.actor
 
 
 def run(scenario: Scenario, cluster: Cluster, options: argparse.Namespace, *, knows_the_future: bool) -> Rows:

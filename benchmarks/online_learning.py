@@ -34,10 +34,10 @@ from _requirements import METRICS, PRIOR, changes_of, text_of
 from vidur_ppo_plugin import _autoload, checkpoint
 from vidur_ppo_plugin.compare.display import TITLES
 from vidur_ppo_plugin.compare.engines import cell_flags, quietly, run_cell
-from vidur_ppo_plugin.compare.schedulers import LEARNED, TUNED, SchedulerError, SchedulerSpec, parse_schedulers
+from vidur_ppo_plugin.compare.schedulers import LEARNED, SchedulerError, SchedulerSpec, parse_schedulers
 from vidur_ppo_plugin.compare.seeds import COMPARISON
 from vidur_ppo_plugin.envs.settings import changed, find_scenario
-from vidur_ppo_plugin.flags import BALANCED, SizeSplitFlags
+from vidur_ppo_plugin.flags import BALANCED
 from vidur_ppo_plugin.scenario import Scenario, ScenarioError
 
 NOTHING = "nothing"
@@ -131,7 +131,7 @@ def study(workload: str, options: argparse.Namespace, directory: Path) -> dict[s
     tail = "" if is_new else f"@{options.tail:g}"
     start = PRIOR if is_new else f"{START}={LEARNED}:{options.checkpoint}{tail}"
     ours = [f"{point}={LEARNED}:{file}{tail}" for point, file in learned.files.items()]
-    specs = [with_defaults(spec) for spec in parse_schedulers([start, *ours, *options.beside])]
+    specs = [spec for spec in parse_schedulers([start, *ours, *options.beside])]
     reference, beside = specs[0], [spec.label for spec in specs[1 + len(ours) :]]
     begun = run_cell(scenario, reference, options.training_seed, engine="twin").requests
     begun_s = float((begun["completed_at_s"] - begun["arrived_at_s"]).mean())
@@ -150,14 +150,6 @@ def study(workload: str, options: argparse.Namespace, directory: Path) -> dict[s
         "completed": learned.num_completed,
         "cost_of_learning": learned.mean_latency_s / begun_s - 1,
     }
-
-
-def with_defaults(spec: SchedulerSpec) -> SchedulerSpec:
-    """The twin wants to be told the settings of size_split."""
-    if spec.kind != TUNED:
-        return spec
-    flags = SizeSplitFlags()
-    return spec.with_options(threshold_tokens=flags.threshold_tokens, num_long_replicas=flags.num_long_replicas)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

@@ -219,8 +219,8 @@ def learned_policy(directory: Path) -> str:
     """A policy of the default size, untrained: what it has learned does not change how long it takes."""
     from vidur_ppo_plugin.flags import PPOModularFlags
     from vidur_ppo_plugin.learn.features import build_features
+    from vidur_ppo_plugin.policy.actor import Actor
     from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
-    from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
 
     flags = PPOModularFlags()
     table = build_features(flags)
@@ -235,7 +235,7 @@ def learned_policy(directory: Path) -> str:
         flat_replicas=0,
     )
     facts = {"feature_hash": table.hash, "features": table.definition, "prior": "least_tokens", "prior_weight": 1.0}
-    NumpyActor.from_network(ActorCritic(shape, 1)).save(directory / "policy.npz", facts)
+    Actor.from_network(ActorCritic(shape, 1)).save(directory / "policy.npz", facts)
     return str(directory / "policy.npz")
 
 

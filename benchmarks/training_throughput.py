@@ -36,7 +36,7 @@ from _reporting import new_parser, parse_options, positive, report
 from vidur_ppo_plugin import _autoload
 from vidur_ppo_plugin.compare.engines import run_cell
 from vidur_ppo_plugin.compare.schedulers import SchedulerSpec
-from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
+from vidur_ppo_plugin.policy.actor import Actor
 from vidur_ppo_plugin.scenario import find_scenario
 from vidur_ppo_plugin.train.clusters import Cluster, build_clusters
 from vidur_ppo_plugin.train.config import TrainConfig, load_config
@@ -161,7 +161,7 @@ def sb3(config: TrainConfig, clusters: dict[str, Cluster], limit_s: float) -> di
         began_s = time.perf_counter()
         model.learn(evaluated_every, callback=callback, reset_num_timesteps=False)
         spent_s += time.perf_counter() - began_s
-        actor = NumpyActor.from_network(model.policy.network)
+        actor = Actor.from_network(model.policy.network)
         change = evaluator.evaluate((actor.weights, actor.shape), model.num_timesteps).changes["mixed_long"]["e2e_mean"]
         print(f"Stable-Baselines3: {model.num_timesteps} decisions, {spent_s:.0f} s, {change:+.1%}", file=sys.stderr)
         if change <= QUALITY:

@@ -181,7 +181,7 @@ def rollout(cluster: Any, num_requests: int) -> float:
 
 def compiled_rollout(cluster: Any, num_requests: int) -> float:
     """The same in one compiled pass."""
-    from vidur_ppo_plugin.policy.compiled_actor import CompiledActor
+    from vidur_ppo_plugin.policy.actor import Actor
     from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
     from vidur_ppo_plugin.routing.delay_model import DelayModel
     from vidur_ppo_plugin.routing.features import FeatureTable
@@ -190,7 +190,7 @@ def compiled_rollout(cluster: Any, num_requests: int) -> float:
 
     table = FeatureTable()
     shape = {name: getattr(table, name) for name in ("num_replica_features", "num_request_features")}
-    actor = CompiledActor.from_network(ActorCritic(NetworkShape(**shape)))
+    actor = Actor.from_network(ActorCritic(NetworkShape(**shape)))
     model = DelayModel.from_roofline(cluster.roofline, cluster.max_batch_tokens)
     requests = [chat_requests(num_requests, seed) for seed in range(NUM_CLUSTERS)]
     twin = ActingTwin(cluster, requests, prior=Prior("least_tokens", weight=1.0, delay_model=model))

@@ -13,8 +13,8 @@ from simulation import simulate
 
 from vidur_ppo_plugin import checkpoint, cli
 from vidur_ppo_plugin.learn import export
+from vidur_ppo_plugin.policy.actor import Actor
 from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
-from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
 from vidur_ppo_plugin.record import dashboard
 from vidur_ppo_plugin.record.metrics import GROUPS, header, wandb_name
 from vidur_ppo_plugin.routing.features import FeatureScales, FeatureTable
@@ -52,7 +52,7 @@ def observations(shape: NetworkShape) -> Iterator[tuple[Any, Any, Any]]:
         yield replicas, request, prior
 
 
-def assert_same_logits(network: ActorCritic, actor: NumpyActor) -> None:
+def assert_same_logits(network: ActorCritic, actor: Actor) -> None:
     for replicas, request, prior in observations(network.shape):
         with torch.no_grad():
             encoded = network.encode(torch.from_numpy(replicas)[None], torch.from_numpy(request)[None])
@@ -72,7 +72,7 @@ def test_the_exported_policy_decides_as_the_checkpoint(
         f"{out}: the policy after 3 updates, 100 decisions "
         f"(prior least_tokens, features {loaded.metadata['feature_hash']})\n"
     )
-    actor, metadata = NumpyActor.load(out)
+    actor, metadata = Actor.load(out)
     assert_same_logits(network, actor)
     assert (metadata["prior"], metadata["prior_weight"], metadata["num_updates"]) == ("least_tokens", 2.0, 3)
     assert metadata["temperature"] == loaded.state["agent"]["temperature"]["temperature"] > 1.0
@@ -101,14 +101,14 @@ def test_the_exported_policy_runs_without_torch(trained: Path, tmp_path: Path) -
         "sys.modules['torch'] = sys.modules['vidur'] = None\n"
         "import numpy as np\n"
         "from pathlib import Path\n"
-        "from vidur_ppo_plugin.policy.numpy_actor import NumpyActor\n"
-        "actor, metadata = NumpyActor.load(Path(sys.argv[1]))\n"
+        "from vidur_ppo_plugin.policy.actor import Actor\n"
+        "actor, metadata = Actor.load(Path(sys.argv[1]))\n"
         "sizes = (2, len(metadata['features']['replica'])), len(metadata['features']['request']), 2\n"
         "print(*actor.logits(*(np.ones(size, dtype=np.float32) for size in sizes)))\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(out)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    actor, _ = NumpyActor.load(out)
+    actor, _ = Actor.load(out)
     sizes = (2, actor.shape["num_replica_features"]), actor.shape["num_request_features"], 2
     inputs = [np.ones(size, dtype=np.float32) for size in sizes]
     np.testing.assert_allclose([float(text) for text in done.stdout.split()], actor.logits(*inputs), atol=1e-6)
@@ -118,13 +118,13 @@ def test_a_name_in_a_directory_and_an_existing_file(trained: Path, tmp_path: Pat
     out = tmp_path / "policy.npz"
     out.write_text("an older policy")
     assert cli.main(["export", str(trained / "best"), str(out)]) == 0
-    assert NumpyActor.load(out)[1]["num_updates"] == network_of(trained / "best")[1].metadata["num_updates"]
+    assert Actor.load(out)[1]["num_updates"] == network_of(trained / "best")[1].metadata["num_updates"]
 
 
 def test_a_flat_network_is_exported(tmp_path: Path) -> None:
     saved = train(tmp_path, enable_flat_network=True)
     export.export_policy(saved, tmp_path / "policy.npz")
-    assert_same_logits(network_of(saved)[0], NumpyActor.load(tmp_path / "policy.npz")[0])
+    assert_same_logits(network_of(saved)[0], Actor.load(tmp_path / "policy.npz")[0])
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -137,7 +137,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_attention_is_refused_with_the_reason(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     saved, out = train(tmp_path, attention_heads=2), tmp_path / "policy.npz"
     error = refused(["export", str(saved), str(out)], capsys)
-    assert "cannot be exported: attention_heads must be 0 for the numpy actor" in error
+    assert "cannot be exported: attention_heads must be 0 for an actor without torch" in error
     assert not out.exists()
 
 
@@ -169,11 +169,11 @@ def test_a_failed_write_leaves_the_old_file(
     out = tmp_path / "policy.npz"
     out.write_text("an older policy")
 
-    def half(self: NumpyActor, path: Path, metadata: dict[str, Any]) -> None:
+    def half(self: Actor, path: Path, metadata: dict[str, Any]) -> None:
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(NumpyActor, "save", half)
+    monkeypatch.setattr(Actor, "save", half)
     error = refused(["export", str(trained), str(out)], capsys)
     assert error == f"error: {out} was not written: No space left on device\n"
     assert out.read_text() == "an older policy"

@@ -6,7 +6,7 @@ from typing import Optional
 from packaging_tools import ROOT
 
 from vidur_ppo_plugin.flags import PPOModularFlags, flag_name
-from vidur_ppo_plugin.routing import features
+from vidur_ppo_plugin.routing import features, heuristics
 from vidur_ppo_plugin.sim import flag_docs
 
 
@@ -50,6 +50,11 @@ def test_every_feature_is_explained() -> None:
     for feature in (*table.replica_features, *table.request_features):
         assert f"| `{feature.name}` | {feature.unit} | {feature.formula} |" in lines
     assert all(line.count("|") == 4 for line in lines if line.startswith("|"))
+
+
+def test_the_heuristics_of_the_readme_are_up_to_date() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert heuristics.docs() in text, "paste: python -m vidur_ppo_plugin.routing.heuristics"
 
 
 def test_every_number_of_ppo_modular_says_when_to_raise_and_when_to_lower_it() -> None:

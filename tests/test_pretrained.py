@@ -22,9 +22,9 @@ from vidur_ppo_plugin.envs.settings import changed
 from vidur_ppo_plugin.flags import BALANCED, PPOModularFlags
 from vidur_ppo_plugin.learn.checkpoint_flags import adopt_flags, checkpoint_flags
 from vidur_ppo_plugin.learn.policy_checkpoint import network_weights
-from vidur_ppo_plugin.policy.exported import ExportedPolicy
+from vidur_ppo_plugin.policy.actor import Actor
 from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
-from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
+from vidur_ppo_plugin.policy.policy import Policy
 from vidur_ppo_plugin.pretrained import Pretrained, PretrainedError
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.snapshot import ROWS, ClusterSnapshot, RequestInfo
@@ -79,7 +79,7 @@ def agree(policy: Pretrained) -> None:
     loaded = checkpoint.load(policy.checkpoint)
     network = ActorCritic(NetworkShape(**loaded.metadata["network"]))
     network.load_state_dict(network_weights(loaded))
-    actor, metadata = NumpyActor.load(policy.policy)
+    actor, metadata = Actor.load(policy.policy)
     assert metadata["feature_hash"] == loaded.metadata["feature_hash"]
     rng, shape = np.random.default_rng(0), network.shape
     for num_replicas in (2, 16):
@@ -177,7 +177,7 @@ def test_the_policy_of_the_package_is_not_locked_in_by_history(tail_preference: 
         **{"typical_prompt_tokens": (4.997, 1.998), "speed_factor": (1, 1)},
     }
     values = np.array([figures.get(row, (0, 0)) for row in ROWS], np.float64)
-    policy = ExportedPolicy.load(
+    policy = Policy.load(
         Pretrained("pretrained").policy,
         rng=random.Random(0),
         delay_model=DelayModel(1e-4, 1e-4, 1e-7),  # its prior does not ask it

@@ -63,9 +63,9 @@ def _scheduler_factory(name: str) -> Any:
             from vidur_ppo_plugin.sim.ppo_scheduler import PPOModularScheduler  # imports torch
 
             return PPOModularScheduler(config, replicas)
-        from vidur_ppo_plugin.sim.schedulers import SCHEDULERS
+        from vidur_ppo_plugin.sim.schedulers import HeuristicScheduler
 
-        return SCHEDULERS[name](config, replicas)
+        return HeuristicScheduler(config, replicas)
 
     return build
 

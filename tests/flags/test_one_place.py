@@ -8,6 +8,7 @@ from pathlib import Path
 from packaging_tools import PACKAGE, ROOT
 
 from vidur_ppo_plugin.flags import PPOModularFlags
+from vidur_ppo_plugin.routing.prior import NAMES
 
 FLAGS = {item.name for item in dataclasses.fields(PPOModularFlags)}
 # What no group decides: nothing, off, or as it is. Everything that can be left out has such a default.
@@ -43,3 +44,9 @@ def test_a_default_that_is_stated_again_is_found(tmp_path: Path) -> None:
     path = tmp_path / "parameters.py"
     path.write_text("class A:\n    lr: float = 3e-4\n    gamma: float = 0.0\ndef f(*, epochs=4, lr=B.lr, other=7): ...")
     assert list(restated(path)) == ["lr", "epochs"]
+
+
+def test_the_choices_of_priors_are_those_of_the_table() -> None:
+    """The flags are the lowest room and cannot read the table of heuristics, which is above them."""
+    (prior,) = [item for item in dataclasses.fields(PPOModularFlags) if item.name == "prior"]
+    assert sorted(prior.metadata["choices"]) == sorted(NAMES)

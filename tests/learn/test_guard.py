@@ -9,6 +9,7 @@ from test_warm_start import agent_of  # type: ignore[import-not-found]
 
 from vidur_ppo_plugin.flags import PPOModularFlags
 from vidur_ppo_plugin.learn.guard import Outcome, PolicyGuard, Verdict, judge
+from vidur_ppo_plugin.policy.actor import Actor
 from vidur_ppo_plugin.routing.features import Observation
 
 RNG = np.random.default_rng(0)
@@ -99,8 +100,8 @@ def test_a_worse_policy_gives_way_to_the_best_so_far() -> None:
     row = guard.after_update(None)
     assert row["guard_change"] == pytest.approx(0.75 * (0.9 / 0.8 - 1)) and row["guard_reverts"] == 1
     assert now(guard) == pytest.approx(-0.2)
-    actor = guard.agent._actor
-    assert actor is not None and actor.weights["actor_head.bias"][0] == pytest.approx(-0.2)
+    actor = guard.agent.policy.actor
+    assert isinstance(actor, Actor) and actor.weights["actor_head.bias"][0] == pytest.approx(-0.2)
     assert not guard.agent.ppo.optimizer.state
 
 
@@ -164,8 +165,10 @@ def test_without_a_twin_credit_has_the_last_word() -> None:
 
 def served(guard: PolicyGuard) -> float:
     """The weight of the policy that decides."""
-    actor = guard.agent.actor
-    assert actor is not None and float(guard.serving["actor_head.bias"][0]) == actor.weights["actor_head.bias"][0]
+    actor = guard.agent.policy.actor
+    assert (
+        isinstance(actor, Actor) and float(guard.serving["actor_head.bias"][0]) == actor.weights["actor_head.bias"][0]
+    )
     return float(actor.weights["actor_head.bias"][0])
 
 

@@ -17,8 +17,8 @@ from vidur_ppo_plugin.learn.ppo import (
 )
 from vidur_ppo_plugin.learn.rollout import Decision, Rollout, RolloutBuffer
 from vidur_ppo_plugin.learn.shard import LocalShards
+from vidur_ppo_plugin.policy.actor import Actor
 from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
-from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
 from vidur_ppo_plugin.routing.features import Observation
 
 FEATURES, REQUEST, REPLICAS = 5, 3, 4
@@ -49,8 +49,8 @@ def rollout(
     epsilon: float = 0.0,
     last: bool = False,
 ) -> Rollout:
-    """Decisions made by the numpy actor; the replica with the largest first feature pays best."""
-    actor = NumpyActor.from_network(ppo.network)
+    """Decisions made by the actor; the replica with the largest first feature pays best."""
+    actor = Actor.from_network(ppo.network)
     buffer = RolloutBuffer(length)
     for _ in range(length):
         seen = observation(rng)
@@ -86,7 +86,7 @@ def test_it_solves_a_contextual_bandit(mode: str) -> None:
 
     def greedy_share() -> float:
         test_rng = np.random.default_rng(99)
-        actor = NumpyActor.from_network(ppo.network)
+        actor = Actor.from_network(ppo.network)
         hits = 0
         for _ in range(200):
             seen = observation(test_rng)

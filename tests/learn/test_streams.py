@@ -12,8 +12,8 @@ from vidur_ppo_plugin.learn.parameters import ppo_parameters
 from vidur_ppo_plugin.learn.ppo import PPO, Coefficients, PPOParameters
 from vidur_ppo_plugin.learn.rollout import Rollout
 from vidur_ppo_plugin.learn.shard import LocalShards
+from vidur_ppo_plugin.policy.actor import Actor
 from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
-from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
 from vidur_ppo_plugin.routing.features import Observation
 
 FEATURES, REQUEST = 5, 3
@@ -59,7 +59,7 @@ def test_clusters_of_different_sizes_are_learned_from_together(parameters: dict[
     ppo, rng = learner(minibatch_size=64, **parameters), np.random.default_rng(1)
 
     def greedy_share(num_replicas: int) -> float:
-        actor, test = NumpyActor.from_network(ppo.network), rollout(np.random.default_rng(9), num_replicas, length=200)
+        actor, test = Actor.from_network(ppo.network), rollout(np.random.default_rng(9), num_replicas, length=200)
         logits = [actor.logits(*seen) for seen in zip(test.replicas, test.request, test.prior_logits, strict=True)]
         return float(np.mean(np.argmax(logits, axis=1) == np.argmax(test.replicas[:, :, 0], axis=1)))
 

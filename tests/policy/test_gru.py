@@ -1,10 +1,10 @@
-"""The GRU's recurrence gives what torch's gives, values and gradients, compiled or not."""
+"""The GRU's recurrence gives what torch's gives, values and gradients."""
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from vidur_ppo_plugin.policy import gru, gru_steps
+from vidur_ppo_plugin.policy import gru
 
 
 def results(run: object, module: nn.GRU, inputs: Tensor, hidden: Tensor) -> list[Tensor]:
@@ -19,11 +19,8 @@ def results(run: object, module: nn.GRU, inputs: Tensor, hidden: Tensor) -> list
     return [outputs.detach(), last.detach(), leaf.grad, *gradients]
 
 
-@pytest.mark.parametrize("is_plain", [False, True])
 @pytest.mark.parametrize(("layers", "steps"), [(1, 1), (1, 64), (3, 20)])
-def test_it_equals_torch(monkeypatch: pytest.MonkeyPatch, layers: int, steps: int, is_plain: bool) -> None:
-    if is_plain:
-        monkeypatch.setattr(gru, "_steps", lambda: (gru_steps.forward, gru_steps.backward))
+def test_it_equals_torch(layers: int, steps: int) -> None:
     torch.manual_seed(layers)
     module, hidden, inputs = nn.GRU(10, 6, layers), torch.randn(layers, 6), 3 * torch.randn(steps, 10)
     expected = results(module, module, inputs, hidden)

@@ -1,4 +1,4 @@
-"""The network's structure: a set of replicas, a residual over the prior, and a numpy twin that agrees."""
+"""The network's structure: a set of replicas, a residual over the prior, and an actor without torch that agrees."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from vidur_ppo_plugin.policy.actor import Actor
 from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
-from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
 
 FEATURES, REQUEST = 7, 3
 VARIANTS = [
@@ -113,11 +113,11 @@ def test_the_critics_memory_carries_over_segments() -> None:
 
 @pytest.mark.parametrize("shape", [v for v in VARIANTS if not v.get("attention_heads")] + [{"flat_replicas": 64}])
 @pytest.mark.parametrize("count", [1, 4, 64, 300])
-def test_numpy_twin_gives_the_same_probabilities(shape: dict[str, int], count: int) -> None:
+def test_the_actor_gives_torchs_probabilities(shape: dict[str, int], count: int) -> None:
     if shape.get("flat_replicas") and count != 64:
         count = 64
     net = network(**shape)
-    actor = NumpyActor.from_network(net)
+    actor = Actor.from_network(net)
     for seed in range(5):
         generator = torch.Generator().manual_seed(seed)
         replicas = 4 * torch.randn(1, count, FEATURES, generator=generator)
@@ -131,9 +131,9 @@ def test_numpy_twin_gives_the_same_probabilities(shape: dict[str, int], count: i
         assert np.abs(ours / ours.sum() - expected).max() < 1e-6
 
 
-def test_numpy_twin_is_a_copy() -> None:
+def test_the_actor_is_a_copy() -> None:
     net = network()
-    actor = NumpyActor.from_network(net)
+    actor = Actor.from_network(net)
     replicas, request, prior = inputs(4)
     before = actor.logits(replicas[0].numpy(), request[0].numpy(), prior[0].numpy())
     with torch.no_grad():
@@ -147,7 +147,7 @@ def test_export_runs_without_torch(tmp_path: Path) -> None:
     import sys
 
     net = network()
-    actor = NumpyActor.from_network(net)
+    actor = Actor.from_network(net)
     path = tmp_path / "policy.npz"
     actor.save(path, {"feature_hash": "abc"})
     replicas, request, prior = inputs(4)
@@ -155,8 +155,8 @@ def test_export_runs_without_torch(tmp_path: Path) -> None:
     np.savez(arrays, replicas=replicas[0].numpy(), request=request[0].numpy(), prior=prior[0].numpy())
     program = (
         "import sys, numpy as np; from pathlib import Path\n"
-        "from vidur_ppo_plugin.policy.numpy_actor import NumpyActor\n"
-        f"actor, metadata = NumpyActor.load(Path({str(path)!r}))\n"
+        "from vidur_ppo_plugin.policy.actor import Actor\n"
+        f"actor, metadata = Actor.load(Path({str(path)!r}))\n"
         f"a = np.load({str(arrays)!r}); assert metadata == {{'feature_hash': 'abc'}}\n"
         "print(actor.logits(a['replicas'], a['request'], a['prior']).tolist()); assert 'torch' not in sys.modules"
     )
@@ -170,7 +170,7 @@ def test_a_file_that_is_no_policy_is_refused_by_name(tmp_path: Path, content: by
     path = tmp_path / "broken.npz"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"broken\.npz is not an exported policy"):
-        NumpyActor.load(path)
+        Actor.load(path)
 
 
 @pytest.mark.parametrize(

@@ -13,17 +13,17 @@ from packaging_tools import ROOT
 from vidur_ppo_plugin.routing.compiled import sources_digest
 
 PACKAGE = ROOT / PACKAGE_NAME
-# A constant of `snapshot` goes into `feature_kernel`, whose own file does not change.
+# A constant of `snapshot` goes into `features.observe`, whose own file does not change.
 PROGRAM = """
 import numpy as np
-from vidur_ppo_plugin.routing.feature_kernel import observe
-from vidur_ppo_plugin.routing.features import FeatureTable
+from vidur_ppo_plugin.routing.features import FeatureTable, _observe_compiled
 from vidur_ppo_plugin.routing.snapshot import ROWS, ClusterSnapshot, RequestInfo
 
 table = FeatureTable(num_waiting_slots=0)
 snapshot = ClusterSnapshot(0.0, np.full((len(ROWS), 2), 100.0), kv_block_size=16, expected_decode_tokens=10.0)
 load = [feature.name for feature in table.replica_features].index("load")
-print(table.observe(snapshot, RequestInfo(10, 0.0)).replicas[0, load], len(observe.stats.cache_hits))
+replicas = table.observe(snapshot, RequestInfo(10, 0.0)).replicas
+print(replicas[0, load], len(_observe_compiled.dispatcher.stats.cache_hits))
 """
 
 
@@ -52,11 +52,11 @@ def test_a_constant_in_another_file_makes_it_stale(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("twin.acting_kernels", "policy/forward_kernel.py"),
-        ("twin.acting_kernels", "routing/prior_kernel.py"),
+        ("twin.acting_kernels", "policy/forward.py"),
+        ("twin.acting_kernels", "routing/heuristics.py"),
         ("twin.acting_kernels", "twin/layout.py"),
         ("twin.kernels", "routing/snapshot.py"),
-        ("sim.snapshot_kernel", "routing/snapshot.py"),
+        ("routing.averages", "routing/snapshot.py"),
     ],
 )
 def test_every_source_that_goes_in_counts(module: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:

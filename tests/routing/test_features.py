@@ -118,15 +118,6 @@ def test_trends_follow_the_last_decision_and_the_moving_average() -> None:
     assert column(features, seen, "prefill_trend") == [0]
 
 
-def test_state_carries_over() -> None:
-    first, second = table(), table()
-    for value in (1, 5000, 700):
-        first.observe(snapshot(2, prefill_tokens=[value, 3]), REQUEST)
-    second.load_state_dict(first.state_dict())
-    following = snapshot(2, prefill_tokens=[70, 9000])
-    assert np.array_equal(first.observe(following, REQUEST).replicas, second.observe(following, REQUEST).replicas)
-
-
 @pytest.mark.parametrize("num_replicas", [1, 2, 64, 1024])
 @pytest.mark.parametrize("slots", [0, 4])
 def test_dimensions_follow_from_the_table(num_replicas: int, slots: int) -> None:

@@ -1,7 +1,7 @@
 """Marginal delay against simulations that add the request and count."""
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -9,13 +9,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidur_ppo_plugin.routing.marginal_delay import DrainCost, ReplicaWork, marginal_delay
+from vidur_ppo_plugin.routing.marginal_delay import ClusterWork, DrainCost, marginal_delay
 from vidur_ppo_plugin.routing.snapshot import FloatArray
 
 # An 8B model on an A100, roughly: 0.1 ms a prompt token, 12 ms an iteration.
 COST = DrainCost(
     prefill_s_per_token=1e-4, iteration_s=0.012, iteration_s_per_request=1e-4, iteration_s_per_context_token=2e-7
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaWork:
+    """The requests in flight on one replica, in service order."""
+
+    prefill_tokens: FloatArray
+    decode_tokens: FloatArray
+    context_tokens: FloatArray
+    ages_s: FloatArray
+
+
+def joined(replicas: list[ReplicaWork]) -> ClusterWork:
+    """The work of several replicas."""
+    names = ("prefill_tokens", "decode_tokens", "context_tokens", "ages_s")
+    columns = {name: np.concatenate([getattr(work, name) for work in replicas]) for name in names}
+    return ClusterWork(**columns, counts=np.array([len(work.ages_s) for work in replicas], dtype=np.intp))
 
 
 def work_of(*requests: tuple[float, float, float, float]) -> ReplicaWork:
@@ -57,9 +74,9 @@ def simulated_delta(
     """Growth of the sum of (age + remaining)^power when the request joins, by simulating with and without it."""
     columns = (work.prefill_tokens, work.decode_tokens, work.context_tokens, work.ages_s)
     added = [np.append(column, value) for column, value in zip(columns, (prompt, decode, 0.0, 0.0), strict=True)]
-    joined = ReplicaWork(**dict(zip(vars(work), added, strict=True)))
+    together = ReplicaWork(**dict(zip(vars(work), added, strict=True)))
     totals = []
-    for each in (joined, work):
+    for each in (together, work):
         remaining_s = simulated_remaining_s(each, COST, like_sarathi=like_sarathi) / speed
         totals.append(float(((each.ages_s + remaining_s) ** power).sum()))
     return totals[0] - totals[1]
@@ -108,7 +125,7 @@ def test_marginal_delay_ranks_replicas_as_a_richer_simulation_does(power: float)
 
 def delta_of(works: list[ReplicaWork], prompt: float, decode: float, **more: Any) -> FloatArray:
     options = {"speed": np.ones(len(works)), "cost": COST, **more}
-    return marginal_delay(works, prompt_tokens=prompt, decode_tokens=decode, **options)
+    return marginal_delay(joined(works), prompt_tokens=prompt, decode_tokens=decode, **options)
 
 
 REQUESTS = st.tuples(st.integers(0, 2000), st.integers(1, 300), st.integers(0, 4000), st.floats(0.0, 10.0))

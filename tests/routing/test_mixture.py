@@ -2,7 +2,8 @@
 
 import pytest
 
-from vidur_ppo_plugin.routing.mixture import TEACHERS, parse_mixture
+from vidur_ppo_plugin.routing.heuristics import TEACHERS
+from vidur_ppo_plugin.routing.mixture import parse_mixture
 
 
 def test_mixtures() -> None:
@@ -19,7 +20,7 @@ def test_mixtures() -> None:
     [
         (
             "least_token",
-            r"unknown teacher 'least_token' \(did you mean least_tokens\?\): choose from round_robin, random",
+            r"unknown teacher 'least_token' \(did you mean least_tokens\?\): choose from random, round_robin",
         ),
         ("lor,,random", "unknown teacher ''"),
         ("lor,lor:2", "'lor' is named twice"),

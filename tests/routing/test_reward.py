@@ -265,17 +265,16 @@ def test_hybrid_continues_from_its_state(history: Any, more: Any, flags: RewardF
     takes=st.lists(st.integers(0, 200), max_size=30),
     power=st.sampled_from([1.0, 2.0, 1.5, 0.5]),
     start_s=st.sampled_from([0.0, 12345.678]),
-    save_after=st.integers(0, 40),
 )
 def test_queue_delay_sums_to_the_latencies(
-    requests: list[tuple[int, int]], takes: list[int], power: float, start_s: float, save_after: int
+    requests: list[tuple[int, int]], takes: list[int], power: float, start_s: float
 ) -> None:
-    """Times on a coarse grid, so that arrivals, completions and decisions coincide; saved and restored midway."""
+    """Times on a coarse grid, so that arrivals, completions and decisions coincide."""
     arrivals = [(arrival, 0, index) for index, (arrival, _) in enumerate(requests)]
     ends = [(arrival + length, 1, index) for index, (arrival, length) in enumerate(requests)]
     events = sorted(arrivals + ends + [(time, 2, 0) for time in [*takes, 200]])
     delay, total = QueueDelay(latency_power=power), 0.0
-    for count, (time, kind, index) in enumerate(events):
+    for time, kind, index in events:
         now_s = start_s + time / 7.0
         if kind == 0:
             delay.on_arrival(now_s, index)
@@ -285,10 +284,6 @@ def test_queue_delay_sums_to_the_latencies(
             taken = delay.take(now_s)
             assert taken <= 0.0
             total += taken
-        if count == save_after:
-            state = delay.state_dict()
-            delay = QueueDelay(latency_power=power)
-            delay.load_state_dict(state)
     latencies_s = [(start_s + (a + length) / 7.0) - (start_s + a / 7.0) for a, length in requests]
     assert total == pytest.approx(-math.fsum(latency**power for latency in latencies_s), rel=1e-9, abs=1e-12)
 

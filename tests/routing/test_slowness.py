@@ -7,18 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidur_ppo_plugin.routing import compiled, heuristics
-from vidur_ppo_plugin.routing.delay_model import DelayModel
-from vidur_ppo_plugin.routing.prior import Prior
+from vidur_ppo_plugin.routing.compiled import compiled
+from vidur_ppo_plugin.routing.heuristics import HEURISTICS
 from vidur_ppo_plugin.routing.slowness import weigh_by_slowness
-from vidur_ppo_plugin.routing.snapshot import ROW, ROWS, ClusterSnapshot
+from vidur_ppo_plugin.routing.snapshot import ROW, ROWS, ClusterSnapshot, RequestInfo
 
 TIMES = st.lists(st.one_of(st.just(0.0), st.floats(1e-4, 10.0)), min_size=1, max_size=12)
 
 
 def factors(*token_times_s: float, rates_per_s: list[float] | None = None) -> list[float]:
     costs = np.ones(len(token_times_s))
-    weigh_by_slowness(token_times_s, rates_per_s or [1.0] * len(costs), costs)
+    weigh_by_slowness(np.array(token_times_s), rates_per_s or [1.0] * len(costs), costs)
     return costs.tolist()
 
 
@@ -76,22 +75,21 @@ def test_least_work_prefers_the_faster_of_two_alike() -> None:
     seen = ClusterSnapshot(1.0, values, kv_block_size=16, expected_decode_tokens=100.0)
     # The median is slow: only the fast one differs from it, by more than is made up for.
     fast = math.exp(-0.6 * 0.5)
-    assert heuristics.least_work(seen).tolist() == pytest.approx([1000 * fast, 1000, 900])
+    assert HEURISTICS["least_work"].bind()(seen, RequestInfo(10, 1.0)).tolist() == pytest.approx(
+        [1000 * fast, 1000, 900]
+    )
     assert seen.token_load.tolist() == [1000, 1000, 900]  # others use it too
 
 
+_weigh_compiled = compiled(weigh_by_slowness)
+
+
 @given(TIMES, st.integers(0, 2**32 - 1))
-def test_with_and_without_numba_it_is_the_same_to_the_last_bit(token_times_s: list[float], seed: int) -> None:
-    rng = np.random.default_rng(seed)
-    values = np.zeros((len(ROWS), len(token_times_s)))
-    values[ROW["prefill_tokens"]] = rng.integers(0, 30_000, len(token_times_s))
-    values[ROW["token_time_s"]] = token_times_s
-    values[ROW["completion_rate_per_s"]] = rng.exponential(size=len(token_times_s))
-    seen = ClusterSnapshot(1.0, values, kv_block_size=16, expected_decode_tokens=100.0)
-    prior = Prior("log_least_work", weight=1.7, delay_model=DelayModel(1e-4, 1e-3, 1e-7))
-    assert compiled.load("vidur_ppo_plugin.routing.prior_kernel", "weigh") is not None
-    with_numba = prior.logits(heuristics.least_work(seen))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled, "load", lambda module, name: None)
-        without = prior.logits(heuristics.least_work(seen))
+def test_compiled_it_is_the_same_to_the_last_bit(token_times_s: list[float], seed: int) -> None:
+    rng, times_s = np.random.default_rng(seed), np.array(token_times_s)
+    rates_per_s = rng.exponential(size=len(times_s))
+    with_numba = rng.integers(0, 30_000, len(times_s)).astype(float)
+    without = with_numba.copy()
+    _weigh_compiled(times_s, rates_per_s, with_numba)
+    weigh_by_slowness(times_s, rates_per_s, without)
     np.testing.assert_array_equal(with_numba, without)

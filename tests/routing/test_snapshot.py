@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidur_ppo_plugin.routing.snapshot import PROMPT_MEMORY_TOKENS, updated_typical_prompt
+from vidur_ppo_plugin.routing.averages import PROMPT_MEMORY_TOKENS, updated_typical_prompt
 
 
 def test_the_first_prompt_is_typical() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from vidur_ppo_plugin.flags import Drain
 from vidur_ppo_plugin.routing import heuristics
+from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.routers import HEURISTICS, STOCK, build_router
 from vidur_ppo_plugin.routing.snapshot import ROW, ROWS, ClusterSnapshot, RequestInfo
 from vidur_ppo_plugin.routing.visibility import Visibility
@@ -86,21 +87,14 @@ def test_requests_must_go_somewhere() -> None:
 def test_no_router_uses_a_drained_replica(name: str) -> None:
     """Replica 2 is empty and the others are not; for size_split it is the only one for long prompts."""
     options = {"threshold_tokens": 50, "num_long_replicas": 1} if name == "size_split" else {}
-    router = build_router(name, seed=1, delay_model=_Delays(), options=options)  # type: ignore[arg-type]
+    router = build_router(name, seed=1, delay_model=DelayModel(1e-4, 1e-4, 1e-7), options=options)
     visibility = Visibility(drains=(Drain(2, 0.0, 100.0),))
     chosen = {router(visibility.view(snapshot(1.0, [5, 5, 0])), RequestInfo(100, 1.0)) for _ in range(40)}
     assert chosen <= {0, 1} and chosen
 
 
-class _Delays:
-    """Stands for the roofline: the delay is the queue."""
-
-    def expected_delay_s(self, seen: ClusterSnapshot, request: RequestInfo) -> np.ndarray:
-        return seen.outstanding_requests
-
-
 def test_two_choices_are_drawn_from_the_available() -> None:
     seen = snapshot(1.0, [5, 4, 3, 0])
     seen.available = np.array([True, True, True, False])
-    costs = [heuristics.power_of_two(seen, random.Random(seed)) for seed in range(30)]
+    costs = [heuristics.drawn_cost(seen.outstanding_requests, seen, 2, random.Random(seed)) for seed in range(30)]
     assert all(np.isinf(cost[3]) and np.isfinite(cost[:3]).sum() == 2 for cost in costs)

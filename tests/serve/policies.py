@@ -8,8 +8,8 @@ def save_policy(path: Path, seed: int = 0, **metadata: Any) -> Path:
     """An exported policy whose residual is large enough to decide otherwise than its prior."""
     import torch
 
+    from vidur_ppo_plugin.policy.actor import Actor
     from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
-    from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
     from vidur_ppo_plugin.routing.features import FeatureTable
 
     table = FeatureTable()
@@ -38,5 +38,5 @@ def save_policy(path: Path, seed: int = 0, **metadata: Any) -> Path:
         "plugin_version": "0",
         "temperature": 1.0,
     }
-    NumpyActor.from_network(network).save(path, {**facts, **metadata})
+    Actor.from_network(network).save(path, {**facts, **metadata})
     return path

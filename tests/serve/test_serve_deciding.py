@@ -95,7 +95,7 @@ def test_a_policy_that_cannot_decide_never_fails_a_request(outcome: object, capl
 
 def test_logits_that_are_not_finite_are_such_a_case(tmp_path: Path) -> None:
     decider = decider_of(fleet_of(2), save_policy(tmp_path / "p.npz"))
-    actor = decider.policy.router._actor  # type: ignore[attr-defined]
+    actor = decider.policy.router.actor  # type: ignore[attr-defined]
     actor.logits = lambda *arguments: np.array([np.nan, 0.0], dtype=np.float32)
     assert decider.decide(INFO, 0.0).is_fallback
 

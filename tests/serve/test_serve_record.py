@@ -26,9 +26,9 @@ from vidur_ppo_plugin.learn.off_policy import (
     probabilities_of,
     with_costs,
 )
-from vidur_ppo_plugin.policy.exported import ExportedPolicy
+from vidur_ppo_plugin.policy.actor import Actor
 from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
-from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
+from vidur_ppo_plugin.policy.policy import Policy
 from vidur_ppo_plugin.record.decision_log import LoggedDecision, Outcome, RecordError, read_header, read_record
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.features import FeatureTable
@@ -304,15 +304,10 @@ PARAMETERS = FinetuneParameters(
 )
 
 
-def as_router(network: ActorCritic, table: FeatureTable) -> ExportedPolicy:
-    facts = {"feature_hash": table.hash, "features": table.definition, "prior": "least_tokens", "prior_weight": 1.0}
-    return ExportedPolicy(
-        NumpyActor.from_network(network),
-        facts,
-        rng=random.Random(0),
-        delay_model=DelayModel.from_roofline(reference_roofline(), CHUNK_SIZE),
-        source="test",
-    )
+def as_router(network: ActorCritic, table: FeatureTable) -> Policy:
+    delay_model = DelayModel.from_roofline(reference_roofline(), CHUNK_SIZE)
+    prior = Prior("least_tokens", weight=1.0, delay_model=delay_model)
+    return Policy(Actor.from_network(network), FeatureTable.of(table.definition), prior, random.Random(0))
 
 
 def test_fine_tuning_on_a_record_makes_the_policy_better_where_it_was_recorded() -> None:

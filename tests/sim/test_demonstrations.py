@@ -13,7 +13,7 @@ from vidur_ppo_plugin.flags import check_scheduler
 from vidur_ppo_plugin.learn.demonstrations import PRIORS, Demonstrations, load
 from vidur_ppo_plugin.record.outcome import Outcome
 from vidur_ppo_plugin.routing.features import FeatureTable
-from vidur_ppo_plugin.routing.mixture import TEACHERS
+from vidur_ppo_plugin.routing.heuristics import TEACHERS
 
 PREFIX = "p_p_o_global_scheduler_modular_config_"
 HASH = FeatureTable().hash
@@ -101,7 +101,6 @@ def test_a_clone_of_least_tokens_does_as_it_does_on_other_requests(
 ) -> None:
     """Without a prior to lean on: agreement on the states that the clone itself gets into, and what it is worth."""
     from vidur_ppo_plugin.learn.agent import Agent
-    from vidur_ppo_plugin.routing.heuristics import least_tokens
 
     record(tmp_path, "least_tokens", synthetic_request_generator_config_num_requests=1000, **BUSY)
     agreements: list[bool] = []
@@ -109,7 +108,7 @@ def test_a_clone_of_least_tokens_does_as_it_does_on_other_requests(
     observe, decide = Agent.observe, Agent.decide
 
     def spy_observe(self: Agent, snapshot: Any, *args: Any) -> Any:
-        costs.append(least_tokens(snapshot))
+        costs.append(snapshot.token_load)
         return observe(self, snapshot, *args)
 
     def spy_decide(self: Agent, *args: Any) -> int:

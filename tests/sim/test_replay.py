@@ -84,7 +84,7 @@ def test_decision_by_decision_it_is_the_same(
     config, outcome = simulate_with_config(tmp_path, **BUSY)
     recent = recent_of(config, outcome)
     compiled = recent(weights)
-    monkeypatch.setattr(replay, "CompiledActor", type("NoActor", (), {}))  # as for networks that it does not cover
+    monkeypatch.setattr(replay, "Actor", type("NoActor", (), {}))  # as for networks that it does not cover
     one_by_one = recent(weights)
     assert compiled is not None and one_by_one is not None
     for ours, theirs in zip(one_by_one, compiled, strict=True):

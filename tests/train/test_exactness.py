@@ -1,5 +1,6 @@
 """What is trained in the twin is true in Vidur: the same decisions, latencies, observations and credit."""
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ from vidur_ppo_plugin.compare.engines import run_cell
 from vidur_ppo_plugin.compare.schedulers import parse_schedulers
 from vidur_ppo_plugin.learn.build import build_agent
 from vidur_ppo_plugin.learn.export import export_policy
-from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
+from vidur_ppo_plugin.learn.features import build_features, build_prior
+from vidur_ppo_plugin.policy.actor import Actor, Weights
+from vidur_ppo_plugin.policy.policy import Policy
 from vidur_ppo_plugin.scenario import find_scenario
 from vidur_ppo_plugin.train.clusters import Cluster
 from vidur_ppo_plugin.train.config import TrainConfig
 from vidur_ppo_plugin.train.episodes import FIRST_EVALUATION_SEED, Episode, draw_episode
-from vidur_ppo_plugin.train.observing import GreedyPolicy, Weights, build_actor
 from vidur_ppo_plugin.train.slots import Exploration, Slot, rollouts_of
 from vidur_ppo_plugin.twin.acting_kernels import MASKED
 from vidur_ppo_plugin.twin.play import play
@@ -32,7 +34,7 @@ def weights_of(config: TrainConfig) -> Weights:
     network = build_agent(config.flags, num_replicas=4, delay_model=clusters_of(config)["mixed_long"].delay_model).ppo
     generator = torch.Generator().manual_seed(0)
     torch.nn.init.normal_(network.network.actor_head.weight, std=0.5, generator=generator)
-    actor = NumpyActor.from_network(network.network)
+    actor = Actor.from_network(network.network)
     return actor.weights, actor.shape
 
 
@@ -46,10 +48,15 @@ def test_a_trained_policy_gives_the_same_latencies_in_vidur(tmp_path: Path) -> N
     in_vidur = run_cell(scenario, spec, FIRST_EVALUATION_SEED, engine="vidur").requests
 
     export_policy(tmp_path / "checkpoints", tmp_path / "policy.npz")
-    exported, _ = NumpyActor.load(tmp_path / "policy.npz")
+    exported, _ = Actor.load(tmp_path / "policy.npz")
     cluster = clusters_of(config)["mixed_long"]
     assert cluster.twin is not None
-    policy = GreedyPolicy(build_actor((exported.weights, exported.shape)), config.flags, cluster.delay_model)
+    policy = Policy(
+        Actor(exported.weights, exported.shape),
+        build_features(config.flags),
+        build_prior(config.flags, cluster.delay_model),
+        random.Random(config.flags.seed),
+    )
     slots = config.flags.max_queue_requests_per_replica
     in_twin = play(cluster.twin, scenario.requests(FIRST_EVALUATION_SEED), policy, num_waiting_slots=slots)
     np.testing.assert_array_equal(in_twin.replica, in_vidur["replica"])
@@ -78,7 +85,7 @@ def test_clusters_in_the_twin_are_those_of_vidur(part: dict[str, Any], reward_mo
     episode = draw_episode(twin, 1, 1)
     assert episode.is_clear == (part is CLEAR)
     slots = [Slot(config, episode, cluster_of(config, episode)) for config in (twin, vidur)]
-    actor, rng = build_actor(weights_of(small())), np.random.default_rng(0)
+    actor, rng = Actor(*weights_of(small())), np.random.default_rng(0)
     for _ in range(2):
         uniforms = rng.random((episode.num_clusters, 40, 2))
         exploration = Exploration(temperature=20.0, epsilon=0.1)  # nearly at random: queues grow
@@ -106,7 +113,7 @@ def test_queue_delay_is_minus_the_total_latency() -> None:
     )
     episode = draw_episode(config, 0, 1)
     slot = Slot(config, episode, cluster_of(config, episode))
-    rng, actor = np.random.default_rng(0), build_actor(weights_of(config))
+    rng, actor = np.random.default_rng(0), Actor(*weights_of(config))
     rollouts = [slot.collect(actor, Exploration(1.0, 0.0), rng.random((2, 32, 2)), RNG) for _ in range(2)]
     earned = sum(rollout.rewards.sum() for rollout in rollouts)
     completed_s = sum(rollout.served.latency_s.sum() for rollout in rollouts)
@@ -123,7 +130,7 @@ def test_a_slot_that_repeats_its_decisions_goes_on_as_before() -> None:
     policy = {"rollout_len": 32, "reward_mode": "queue_delay", "gamma": 0.9}
     config = small(mixture=[HIDDEN], policy=policy, enable_critic=True)
     episode = draw_episode(config, 1, 1)
-    rng, actor = np.random.default_rng(0), build_actor(weights_of(config))
+    rng, actor = np.random.default_rng(0), Actor(*weights_of(config))
     first, second = (rng.random((2, 32, 2)) for _ in range(2))
     slot, anew = (Slot(config, episode, cluster_of(config, episode)) for _ in range(2))
     actions = slot.collect(actor, Exploration(1.0, 0.0), first, RNG).actions
@@ -140,7 +147,7 @@ def test_an_episode_is_lost_at_the_safety_limit() -> None:
     )
     episode = draw_episode(config, 1, 1)
     slot, free = (Slot(one, episode, cluster_of(one, episode)) for one in (config, small(mixture=mixture)))
-    actor = build_actor(weights_of(config))
+    actor = Actor(*weights_of(config))
     exploration = Exploration(temperature=50.0, epsilon=0.0)  # nearly at random: queues grow somewhere
     uniforms = np.random.default_rng(0).random((4, 2, 64, 2))
     experiences = [slot.collect(actor, exploration, part, RNG) for part in uniforms]

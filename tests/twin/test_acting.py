@@ -10,7 +10,7 @@ import torch
 from test_twin import config_of
 from test_vector import of_cluster, requests_of
 
-from vidur_ppo_plugin.policy.compiled_actor import CompiledActor, fast_actor
+from vidur_ppo_plugin.policy.actor import Actor
 from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.features import FeatureTable
@@ -27,15 +27,13 @@ from vidur_ppo_plugin.workload.requests import Requests
 SPEEDS = [1.0, 0.5, 1.0]
 
 
-def actor_of(seed: int = 0) -> CompiledActor:
+def actor_of(seed: int = 0) -> Actor:
     """A policy with opinions of its own."""
     table = FeatureTable()
     shape = {name: getattr(table, name) for name in ("num_replica_features", "num_request_features")}
     network = ActorCritic(NetworkShape(**shape), seed=seed)
     torch.nn.init.normal_(network.actor_head.weight, std=0.5, generator=torch.Generator().manual_seed(seed))
-    actor = fast_actor(network)
-    assert isinstance(actor, CompiledActor)
-    return actor
+    return Actor.from_network(network)
 
 
 def prior_of(config: TwinConfig, name: str = "least_tokens") -> Prior:
@@ -200,5 +198,5 @@ def test_what_it_refuses() -> None:
         twin.play(actor_of(), 1, forced=np.full((1, 1), 2))
     broken = actor_of()
     broken.kernel_weights[-1][:] = np.nan
-    with pytest.raises(FloatingPointError, match="the policy's logits are not finite"):
+    with pytest.raises(FloatingPointError, match="logits are not finite"):
         twin.play(broken, 1)

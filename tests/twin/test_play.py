@@ -79,7 +79,7 @@ def test_snapshots_and_outcomes_are_those_of_vidur(
         for name in ROWS:
             np.testing.assert_array_equal(getattr(snapshot, name), getattr(expected, name), err_msg=name)
         np.testing.assert_array_equal(snapshot.waiting, expected.waiting)
-        return heuristics.choose(heuristics.least_tokens(snapshot), rng)
+        return heuristics.choose(snapshot.token_load, rng)
 
     from vidur_ppo_plugin.sim.twin_filler import twin_config
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 from vidur_ppo_plugin.routing.routers import Router, build_router
-from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
 
 from .schedulers import LEARNED, SchedulerSpec
 
@@ -30,8 +29,4 @@ def _learned(config: Any, delay_model: Any) -> tuple[Router, int]:
         agent.load_policy(network_weights(loaded))
     else:
         agent.load_state_dict(loaded.state["agent"])
-
-    def route(snapshot: ClusterSnapshot, request: RequestInfo) -> int:
-        return agent.decide(*agent.observe(snapshot, request))
-
-    return route, flags.max_queue_requests_per_replica
+    return agent.policy, flags.max_queue_requests_per_replica

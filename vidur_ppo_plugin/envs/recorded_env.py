@@ -19,7 +19,7 @@ from vidur_ppo_plugin.learn.off_policy import Logged, with_costs
 from vidur_ppo_plugin.record.decision_log import read_record
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 
-from .observing import Observation, Observer
+from .observations import Observation, ObservationMaker
 from .settings import ppo_flags
 
 
@@ -46,7 +46,7 @@ class RecordedEnv(gymnasium.Env[Observation, np.int64]):
         self.render_mode = None
         self._logged, size = _of_one_size(with_costs(read_record(Path(record)), cost))
         delay_model = DelayModel.from_roofline(reference_roofline(), CHUNK_SIZE)
-        self._observer = Observer(ppo_flags(flags), size, delay_model, flatten=flatten)
+        self._observer = ObservationMaker(ppo_flags(flags), size, delay_model, flatten=flatten)
         self.observation_space = self._observer.space
         self.action_space = spaces.Discrete(size)
         self._index = len(self._logged)

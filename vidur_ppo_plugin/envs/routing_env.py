@@ -20,7 +20,7 @@ from vidur_ppo_plugin.sim.stepping import Completion
 from vidur_ppo_plugin.workload.requests import Requests
 
 from .clusters import SteppedCluster, SteppedTwin, start_in_vidur
-from .observing import Observation
+from .observations import Observation
 from .setup import EnvSetup
 from .summary import CLASSES, EpisodeLog
 

@@ -13,7 +13,7 @@ from vidur_ppo_plugin.sim.stepping import simulation_config
 from vidur_ppo_plugin.twin.config import TwinConfig
 
 from .clusters import twin_of
-from .observing import Observer
+from .observations import ObservationMaker
 from .settings import BACKENDS, changed, check_at_least, check_choice, ppo_flags
 
 #: Seeds drawn for episodes without one begin here: those below are for comparing, tuning and finding capacities.
@@ -71,9 +71,9 @@ class EnvSetup:
         """A seed that there are requests for."""
         return self._seeds()[0]
 
-    def build_observer(self) -> Observer:
+    def build_observer(self) -> ObservationMaker:
         """Sees one cluster."""
-        return Observer(self.flags, self.scenario.num_replicas, self._delay_model, flatten=self.flatten)
+        return ObservationMaker(self.flags, self.scenario.num_replicas, self._delay_model, flatten=self.flatten)
 
     def pick_seed(self, seed: int | None, np_random: np.random.Generator) -> int:
         """The workload seed of an episode: the given one, or one drawn."""

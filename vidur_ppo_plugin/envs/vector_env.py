@@ -22,7 +22,7 @@ from vidur_ppo_plugin.sim.stepping import Completion
 from vidur_ppo_plugin.twin.vector import VectorTwin
 
 from .clusters import completions_of
-from .observing import Observation, stacked
+from .observations import Observation, stacked
 from .setup import EnvSetup
 from .summary import CLASSES, EpisodeLog
 

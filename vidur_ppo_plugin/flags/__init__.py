@@ -25,9 +25,6 @@ from .reward import BALANCED, RewardFlags, check_reward
 from .roofline import RooflineFlags, speed_factors
 from .routers import (
     Drain,
-    LeastTokensFlags,
-    ShortestDelayFlags,
-    SizeSplitFlags,
     TieBreakingFlags,
     VisibilityFlags,
     drains_of,
@@ -50,7 +47,6 @@ __all__ = [
     "Drain",
     "ExplorationFlags",
     "LearningFlags",
-    "LeastTokensFlags",
     "LengthFlags",
     "LognormalLengthFlags",
     "MixtureLengthFlags",
@@ -61,8 +57,6 @@ __all__ = [
     "RewardFlags",
     "RooflineFlags",
     "RunningFlags",
-    "ShortestDelayFlags",
-    "SizeSplitFlags",
     "TieBreakingFlags",
     "VisibilityFlags",
     "WarmStartFlags",

@@ -1,4 +1,4 @@
-"""What every router of ours has, and the constants of the heuristics."""
+"""What every router of ours has. The constants of the heuristics stand in their table, `routing/heuristics.py`."""
 
 from dataclasses import dataclass
 from typing import Any, Tuple
@@ -70,57 +70,9 @@ class TieBreakingFlags(VisibilityFlags):
     seed: int = flag(42, "Seed of every random choice that the scheduler makes.", low=0, high=1_000_000_000)
 
 
-@dataclass
-class LeastTokensFlags(TieBreakingFlags):
-    """Weights of the `least_tokens` score."""
-
-    context_weight: float = flag(
-        0.05,
-        "Score of a token in context (KV cache), in prompt tokens. Raise it if long contexts slow decoding down "
-        "more than prompts do, lower it if prefill dominates.",
-        low=0,
-    )
-    request_weight: float = flag(
-        20.0,
-        "Score of a request in flight, in prompt tokens. Raise it to spread requests more evenly, lower it to "
-        "let the token counts decide.",
-        low=0,
-    )
-
-
-@dataclass
-class ShortestDelayFlags(TieBreakingFlags):
-    """What `shortest_delay` assumes before it has seen requests finish."""
-
-    initial_decode_tokens: float = flag(
-        128.0,
-        "Expected output length until the first requests have finished; then their running mean takes over. "
-        "Raise it for long outputs, lower it for short ones.",
-        low=1,
-    )
-
-
-@dataclass
-class SizeSplitFlags(LeastTokensFlags):
-    """Where `size_split` draws the line, and how many replicas serve the long side."""
-
-    threshold_tokens: int = flag(
-        4096,
-        "Prompts longer than this go to the replicas set aside for long prompts. Raise it if those replicas are "
-        "overloaded, lower it if short prompts still wait behind long ones.",
-        low=1,
-    )
-    num_long_replicas: int = flag(
-        1,
-        "How many replicas (the last ones) are set aside for long prompts: at least 1 and fewer than there are "
-        "replicas. Raise it if long prompts wait too long, lower it if short ones do.",
-        low=1,
-    )
-
-
 def check_router(flags: Any, num_replicas: int) -> None:
     """ValueError naming the flag if a scheduler's flags do not fit the cluster."""
     drains_of(flags, num_replicas)
-    if isinstance(flags, SizeSplitFlags):
-        is_right = flags.num_long_replicas < num_replicas
-        require(flags, is_right, "num_long_replicas", f"smaller than the number of replicas ({num_replicas})")
+    num_long = getattr(flags, "num_long_replicas", 0)  # of `size_split`
+    right = f"smaller than the number of replicas ({num_replicas})"
+    require(flags, num_long < num_replicas, "num_long_replicas", right)

@@ -1,26 +1,19 @@
 """The agent: observe, decide, learn. Knows neither Vidur nor vLLM; whoever runs it brings snapshots and rewards."""
 
 import copy
-import math
 import random
-from bisect import bisect
 from collections import Counter
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vidur_ppo_plugin.flags import PPOModularFlags
-from vidur_ppo_plugin.policy import greedy
-from vidur_ppo_plugin.policy.compiled_actor import fast_actor
-from vidur_ppo_plugin.policy.network import ActorCritic
-from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
+from vidur_ppo_plugin.policy.network import actor_of
+from vidur_ppo_plugin.policy.policy import Observed, Observer, Policy
 from vidur_ppo_plugin.policy.temperature import TemperatureController
 from vidur_ppo_plugin.routing.features import FeatureTable, Float32Array, Observation
-from vidur_ppo_plugin.routing.heuristics import choose
-from vidur_ppo_plugin.routing.prior import Prior
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
 
 from .batch import Shards
@@ -50,20 +43,23 @@ class Agent:
     def __init__(
         self,
         *,
-        features: FeatureTable,
-        prior: Prior,
+        observer: Observer,
         ppo: PPO,
         controllers: Controllers,
         flags: PPOModularFlags,
     ) -> None:
-        self.features = features
         self.ppo = ppo
         self.controllers = controllers
         self.flags = flags
-        self._prior = prior
-        self._rng = random.Random(flags.seed)
         self._buffer = RolloutBuffer(flags.rollout_len)
-        self._actor = self._make_actor()
+        #: What decides.
+        self.policy = Policy(
+            actor_of(ppo.network),
+            observer.features,
+            observer.prior,
+            random.Random(flags.seed),
+            max_candidates=flags.max_candidates,
+        )
         #: Whether `serve` has set who decides: then the network only learns.
         self.serves = False
         self.num_decisions = 0
@@ -71,14 +67,10 @@ class Agent:
         self._epsilon = 0.0
         self.update_schedules()
 
-    def _make_actor(self) -> NumpyActor | None:
-        """The fast twin; None where the network has attention, which acts in torch."""
-        return None if self.ppo.network.shape.attention_heads else fast_actor(self.ppo.network)
-
     @property
-    def actor(self) -> NumpyActor | None:
-        """What decides; None where the network has attention."""
-        return self._actor
+    def features(self) -> FeatureTable:
+        """What the policy sees."""
+        return self.policy.features
 
     @property
     def awaits_reward(self) -> bool:
@@ -92,35 +84,19 @@ class Agent:
 
     def observe(
         self, snapshot: ClusterSnapshot, request: RequestInfo, allowed: NDArray[np.bool_] | None = None
-    ) -> tuple[Observation, Float32Array, NDArray[np.intp] | None]:
-        """What the policy sees: features, prior logits, and which replicas they are of (None: all of them)."""
-        cost = self._prior.cost(snapshot, request)
-        logits = self._prior.logits(cost)
-        if snapshot.available is not None:
-            allowed = snapshot.available if allowed is None else _both(allowed, snapshot.available)
-        logits = greedy.masked(logits, allowed)
-        chosen = self._candidates(cost, snapshot.num_replicas)
-        observation = self.features.observe(snapshot, request, chosen)
-        return observation, logits if chosen is None else logits[chosen], chosen
-
-    def _candidates(self, cost: NDArray[np.float64], num_replicas: int) -> NDArray[np.intp] | None:
-        """A seeded sample of replicas, the heuristic's choice always among them; None for all."""
-        size = self.flags.max_candidates
-        if size == 0 or num_replicas <= size:
-            return None
-        best = choose(cost, self._rng)
-        sample = self._rng.sample(range(num_replicas), size)
-        if best not in sample:
-            sample[0] = best
-        return np.array(sample, dtype=np.intp)
+    ) -> Observed:
+        """What the policy sees; `allowed`: which replicas may be chosen, None for all."""
+        return self.policy.observe(snapshot, request, allowed)
 
     def decide(
         self, observation: Observation, prior_logits: Float32Array, chosen: NDArray[np.intp] | None = None
     ) -> int:
         """The replica for the observed request: sampled while learning, greedy in inference and with `serve`."""
-        logits = self._logits(observation, prior_logits)
+        policy = self.policy
+        # As a list: from here on Python is faster than numpy for a few dozen replicas.
+        logits: list[float] = policy.logits(observation, prior_logits).tolist()
         is_greedy = self.flags.inference_only or self.serves
-        action = greedy.best(logits, self._rng) if is_greedy else self._sample(logits)
+        action = policy.best(logits) if is_greedy else policy.sample(logits, self.temperature, self._epsilon)
         if not self.flags.inference_only:
             self._buffer.add(
                 Decision(
@@ -139,25 +115,6 @@ class Agent:
         """A decision that somebody else made: a teacher, while demonstrating."""
         self.num_decisions += 1
         self._actions[replica] += 1
-
-    def _logits(self, observation: Observation, prior_logits: Float32Array) -> list[float]:
-        """As a list: from here on Python is faster than numpy for a few dozen replicas."""
-        if self._actor is not None:
-            logits = self._actor.logits(observation.replicas, observation.request, prior_logits).tolist()
-        else:
-            logits = _torch_logits(self.ppo.network, observation, prior_logits).tolist()
-        if not math.isfinite(sum(logits)):
-            names = _non_finite_features(self.features, observation)
-            raise FloatingPointError(f"the policy's logits are not finite: {logits}; features: {names or 'finite'}")
-        return logits  # type: ignore[no-any-return]
-
-    def _sample(self, logits: list[float]) -> int:
-        """Draw from softmax(logits / temperature), or uniformly with probability epsilon."""
-        if self._epsilon and self._rng.random() < self._epsilon:
-            return self._rng.randrange(len(logits))
-        highest, temperature, exp = max(logits), self.temperature, math.exp
-        cumulative = list(accumulate([exp((logit - highest) / temperature) for logit in logits]))
-        return min(bisect(cumulative, self._rng.random() * cumulative[-1]), len(logits) - 1)
 
     def settle(self, reward: float, action_rewards: NDArray[np.float64] | None = None) -> None:
         """The reward of the newest decision (and of what it could have been)."""
@@ -181,7 +138,7 @@ class Agent:
         coefficients = self._coefficients()
         metrics = self.ppo.update(shards, coefficients)
         if not self.serves:
-            self._actor = self._make_actor()
+            self._take_weights()
         metrics |= {
             "reward_mean": float(rewards.mean()),
             "reward_std": float(rewards.std()),
@@ -250,7 +207,7 @@ class Agent:
         controllers = self.controllers
         return {
             "ppo": self.ppo.state_dict(),
-            "rng": list(self._rng.getstate()),
+            "rng": list(self.policy.rng.getstate()),
             "num_decisions": self.num_decisions,
             "temperature": controllers.temperature.state_dict(),
             "kl": None if controllers.kl is None else controllers.kl.state_dict(),
@@ -262,14 +219,14 @@ class Agent:
         controllers = self.controllers
         self.ppo.load_state_dict(state["ppo"])
         version, internal, gauss = state["rng"]
-        self._rng.setstate((version, tuple(internal), gauss))
+        self.policy.rng.setstate((version, tuple(internal), gauss))
         self.num_decisions = state["num_decisions"]
         controllers.temperature.load_state_dict(state["temperature"])
         for name in ("kl", "adaptive_lr"):
             controller = getattr(controllers, name)
             if controller is not None and state[name] is not None:
                 controller.load_state_dict(state[name])
-        self._actor = self._make_actor()
+        self._take_weights()
         self.start_run()
 
     def load_policy(self, network: dict[str, Any]) -> None:
@@ -277,7 +234,7 @@ class Agent:
         self.ppo.network.load_state_dict(network)
         if not self.flags.inference_only:
             self.ppo.keep_reference()
-        self._actor = self._make_actor()
+        self._take_weights()
         self.start_run()
 
     def serve(self, network: dict[str, Any]) -> None:
@@ -285,11 +242,11 @@ class Agent:
 
         Learning needs what every action is worth then (`expected_gradient`): the policy that learns does not act.
         """
-        if self._actor is None:
+        if self.ppo.network.shape.attention_heads:
             raise ValueError("a network with attention cannot serve and learn at once")
         serving = copy.deepcopy(self.ppo.network)
         serving.load_state_dict(network)
-        self._actor = fast_actor(serving)
+        self.policy.actor = actor_of(serving)
         self.serves = True
 
     def restore_policy(self, network: dict[str, Any]) -> None:
@@ -297,37 +254,15 @@ class Agent:
         self.ppo.network.load_state_dict(network)
         self.ppo.reset_optimizer()
         if not self.serves:
-            self._actor = self._make_actor()
+            self._take_weights()
+
+    def _take_weights(self) -> None:
+        """Decide with the network's present weights."""
+        self.policy.actor = actor_of(self.ppo.network)
 
     def start_run(self) -> None:
         """A new simulation begins: trends start anew, decisions without a reward are dropped."""
-        self.features.reset()
+        self.policy.reset()
         self._buffer = RolloutBuffer(self.flags.rollout_len)
         self._actions = Counter()
         self.update_schedules()
-
-
-def _both(allowed: NDArray[np.bool_], available: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """A limit of ours yields to what replicas take: if nothing satisfies both, whatever is available."""
-    both = allowed & available
-    return both if both.any() else available
-
-
-def _torch_logits(network: ActorCritic, observation: Observation, prior_logits: Float32Array) -> Float32Array:
-    import torch
-
-    with torch.no_grad():
-        encoded = network.encode(
-            torch.from_numpy(observation.replicas)[None], torch.from_numpy(observation.request)[None]
-        )
-        logits: Float32Array = network.logits(encoded, torch.from_numpy(prior_logits)[None])[0].numpy()
-    return logits
-
-
-def _non_finite_features(features: FeatureTable, observation: Observation) -> list[str]:
-    replica = [
-        f"{features.replica_features[column].name} of replica {row}"
-        for row, column in np.argwhere(~np.isfinite(observation.replicas))
-    ]
-    request = [features.request_features[index].name for (index,) in np.argwhere(~np.isfinite(observation.request))]
-    return replica + request

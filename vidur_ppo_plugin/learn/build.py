@@ -9,6 +9,7 @@ import torch
 
 from vidur_ppo_plugin.flags import PPOModularFlags, flag_name
 from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
+from vidur_ppo_plugin.policy.policy import Observer
 from vidur_ppo_plugin.policy.temperature import TemperatureController
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.features import FeatureTable
@@ -54,8 +55,7 @@ def build_agent(
     if flags.warm_start_file:
         _warm_start(ppo, flags, features, prior)
     return Agent(
-        features=features,
-        prior=prior,
+        observer=Observer(features, prior),
         ppo=ppo,
         controllers=_controllers(flags),
         flags=flags,

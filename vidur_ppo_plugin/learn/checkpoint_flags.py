@@ -6,17 +6,15 @@ from typing import Any
 
 from vidur_ppo_plugin.checkpoint import CheckpointError
 from vidur_ppo_plugin.flags import PPOModularFlags, flag_name
-from vidur_ppo_plugin.routing.features import FeatureScales, FeatureTable
+from vidur_ppo_plugin.routing.features import FeatureTable
 
 
 def checkpoint_flags(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The flags of `ppo_modular` with which a checkpoint was learned, from its metadata."""
     try:
         features, network = metadata["features"], metadata["network"]
-        scales = FeatureScales(**features["scales"])
-        table = FeatureTable(
-            num_waiting_slots=features["num_waiting_slots"], trend_window=features["trend_window"], scales=scales
-        )
+        table = FeatureTable.of(features)
+        scales = table.scales
         flags = {
             "max_queue_requests_per_replica": features["num_waiting_slots"],
             "trend_window": features["trend_window"],

@@ -1,4 +1,4 @@
-"""A checkpoint's actor as a numpy policy file: what a router needs to decide without torch, and without simulating."""
+"""A checkpoint's actor as a policy file: what a router needs to decide without torch, and without simulating."""
 
 import contextlib
 import os
@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from vidur_ppo_plugin import checkpoint
+from vidur_ppo_plugin.policy.actor import Actor
 from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
-from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
 
 from .policy_checkpoint import network_weights, policy_temperature
 
@@ -29,7 +29,7 @@ def export_policy(source: Path | str, destination: Path) -> dict[str, Any]:
     loaded = checkpoint.load(source)
     network = _network(loaded)
     try:
-        actor = NumpyActor.from_network(network)
+        actor = Actor.from_network(network)
     except ValueError as error:
         raise ExportError(f"{loaded.path} cannot be exported: {error}") from error
     metadata = {key: loaded.metadata[key] for key in _TAKEN_OVER}
@@ -57,7 +57,7 @@ def _network(loaded: checkpoint.Checkpoint) -> ActorCritic:
     return network
 
 
-def _save_atomically(actor: NumpyActor, destination: Path, metadata: dict[str, Any]) -> None:
+def _save_atomically(actor: Actor, destination: Path, metadata: dict[str, Any]) -> None:
     staging = destination.with_name(f".{destination.name}.tmp-{os.getpid()}")
     try:
         actor.save(staging, metadata)

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vidur_ppo_plugin.policy import greedy
 from vidur_ppo_plugin.policy.network import ActorCritic
+from vidur_ppo_plugin.policy.policy import Observer
 from vidur_ppo_plugin.routing.features import FeatureTable, Observation
 from vidur_ppo_plugin.routing.prior import Prior
 from vidur_ppo_plugin.routing.snapshot import FloatArray
@@ -112,16 +112,14 @@ _Seen = Sequence[tuple[Observation, FloatArray]]
 
 def _observed(features: FeatureTable, prior: Prior, logged: Logged) -> _Seen:
     """What the policy sees at each decision, and the prior's logits; trends go on from one to the next."""
-    features.reset()
-    seen, members = [], None
+    observer, members = Observer(features, prior), None
+    seen = []
     for decision in logged.decisions:
         if decision.backends != members:
             members = decision.backends
-            features.reset()
-        snapshot = decision.snapshot.showing(features.num_waiting_slots)
-        logits = prior.logits(prior.cost(snapshot, decision.request))
-        observation = features.observe(snapshot, decision.request)
-        seen.append((observation, greedy.masked(logits, snapshot.available).astype(np.float64)))
+            observer.reset()
+        observed = observer.observe(decision.snapshot, decision.request)
+        seen.append((observed.observation, observed.prior_logits.astype(np.float64)))
     return seen
 
 

@@ -1,1 +1,1 @@
-"""Decides: the actor-critic, its numpy twin for the hot path, temperature and sampling."""
+"""Decides: the actor-critic, the actor without torch, the policy that they make, temperature."""

@@ -1,4 +1,4 @@
-"""The actor-critic in torch: for learning. The hot path acts with its twin, `numpy_actor.NumpyActor`.
+"""The actor-critic in torch: for learning. Who decides is its copy, `actor.Actor`.
 
     replica and request features ── projection ── pooling across replicas ─┬─ actor branch ── one logit a replica
                                     (shared by all replicas)               └─ critic branch ── pooling ── GRU ── value
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from vidur_ppo_plugin.flags import NetworkFlags
 
 from . import gru
+from .actor import Actor, Float32Array
 
 # Gains of orthogonal initialisation (Andrychowicz et al. 2021, "What Matters in On-Policy RL", and CleanRL).
 _HIDDEN_GAIN = 2.0**0.5
@@ -52,7 +53,7 @@ class NetworkShape:
             raise ValueError("attention_heads must be 0 with the flat network, which has no set to attend over")
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values, for a checkpoint."""
+        """Plain values, for a checkpoint."""
         return asdict(self)
 
 
@@ -80,7 +81,7 @@ class ActorCritic(nn.Module):
         else:
             inputs = shape.num_replica_features + shape.num_request_features
             pooled = 2 * hidden if shape.attention_heads else 3 * hidden
-        # GELU in its tanh form: the numpy twin then needs no error function.
+        # GELU in its tanh form: `forward` then needs no error function.
         self.projection = nn.Sequential(
             nn.LayerNorm(inputs),
             nn.Linear(inputs, projection),
@@ -180,3 +181,24 @@ class ActorCritic(nn.Module):
         encoded = self.projection(torch.cat((replicas, spread), dim=-1))
         _, weights = self.attention(encoded, encoded, encoded, need_weights=True)
         return weights  # type: ignore[no-any-return]
+
+
+class TorchActor:
+    """Scores replicas with the network itself: where it has attention, which nothing else computes."""
+
+    def __init__(self, network: ActorCritic) -> None:
+        self._network = network
+        self.shape = network.shape.to_dict()
+
+    @torch.no_grad()
+    def logits(self, replicas: Float32Array, request: Float32Array, prior_logits: Float32Array) -> Float32Array:
+        """One logit a replica: the prior plus the learned residual."""
+        network = self._network
+        encoded = network.encode(torch.from_numpy(replicas)[None], torch.from_numpy(request)[None])
+        logits: Float32Array = network.logits(encoded, torch.from_numpy(prior_logits)[None])[0].numpy()
+        return logits
+
+
+def actor_of(network: ActorCritic) -> Actor | TorchActor:
+    """What decides with the network's present weights: a copy of them, unless the network has attention."""
+    return TorchActor(network) if network.shape.attention_heads else Actor.from_network(network)

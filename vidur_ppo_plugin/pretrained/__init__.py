@@ -36,7 +36,7 @@ class Pretrained:
 
     @property
     def policy(self) -> Path:
-        """For `policy.numpy_actor.NumpyActor`."""
+        """For `policy.actor.Actor`."""
         return self.directory / f"{self.name}.npz"
 
     @property

@@ -1,7 +1,8 @@
-"""Compiles functions with numba, which comes with Vidur, where numpy's calls cost more than the work in them.
+"""One function for each formula: compiled with numba where that pays, called as it is where it does not.
 
-Each compiled function has a twin in numpy that is the reference and the fallback: `load` gives None where numba is
-missing, does not fit numpy, or finds no place to keep what it compiled.
+`compilable` marks a function that is plain Python when Python calls it, and part of every compiled function that calls
+it. `compiled` makes a function that is compiled at its first call and kept on disk. numba, which takes a third of a
+second to import, is imported at the first such call and not before.
 
 numba itself looks only at the file of a kept function to tell whether what it kept is stale, not at the files whose
 functions and constants went into it. So what is kept has a folder for each state of all those sources.
@@ -10,32 +11,40 @@ functions and constants went into it. So what is kept has a folder for each stat
 import ast
 import functools
 import hashlib
-import importlib
-import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-logger = logging.getLogger(__name__)
+from typing import Any, Final, TypeVar
 
 _PACKAGE = __name__.split(".")[0]
 _PACKAGE_DIRECTORY = Path(__file__).resolve().parent.parent
+# Divisions by zero give what numpy gives: infinity or NaN.
+_ERROR_MODEL: Final = "numpy"
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+# Functions that numba has not been told of yet, each with its options.
+_to_register: list[tuple[Callable[..., Any], dict[str, Any]]] = []
 
 
-def compiled(
-    function: Callable[..., Any],
-    *,
-    keep: bool = False,
-    fastmath: Any = False,
-    nogil: bool = False,
+def compilable(function: _Function, *, fastmath: Any = False) -> _Function:
+    """The function as it is, which compiled functions may call."""
+    _to_register.append((function, {"error_model": _ERROR_MODEL, "fastmath": fastmath}))
+    return function
+
+
+def dispatcher(
+    function: Callable[..., Any], *, keep: bool = False, fastmath: Any = False, nogil: bool = False
 ) -> Callable[..., Any]:
-    """The function, compiled at its first call; `keep`: in a cache on disk. For modules that `load` imports.
+    """What numba makes of a function; compiled at its first call, `keep`: in a cache on disk.
 
     `nogil`: other Python threads run on during a call.
     """
     import numba
+    from numba.extending import register_jitable
 
+    while _to_register:
+        formula, options = _to_register.pop()
+        register_jitable(**options)(formula)
     config: Any = numba.config
     given = config.CACHE_DIR
     # Beside the source, which is numba's first choice, compiled files would survive an uninstallation.
@@ -43,25 +52,32 @@ def compiled(
     if keep:
         config.CACHE_DIR = str(Path(given or own) / sources_digest(function.__module__))
     try:
-        compile_it = numba.njit(cache=keep, fastmath=fastmath, nogil=nogil, error_model="numpy")
+        compile_it = numba.njit(cache=keep, fastmath=fastmath, nogil=nogil, error_model=_ERROR_MODEL)
         result: Callable[..., Any] = compile_it(function)
     finally:
         config.CACHE_DIR = given
     return result
 
 
-def compiled_if_possible(function: Callable[..., Any], *, fastmath: Any = False) -> Callable[..., Any]:
-    """The function compiled and kept, or as it is: for code that is fast enough without."""
-    try:
-        return compiled(function, keep=True, fastmath=fastmath)
-    except (ImportError, RuntimeError) as error:
-        logger.info("%s is not compiled, numba cannot be used: %s", function.__qualname__, error)
-        return function
+class compiled:
+    """A function that numba compiles at its first call and keeps on disk; `py_func` is the function as it was."""
+
+    def __init__(self, function: Callable[..., Any], *, fastmath: Any = False) -> None:
+        self.py_func = function
+        self._fastmath = fastmath
+
+    @functools.cached_property
+    def dispatcher(self) -> Any:
+        """numba's object, which knows what has been compiled and what was found on disk."""
+        return dispatcher(self.py_func, keep=True, fastmath=self._fastmath)
+
+    def __call__(self, *args: Any) -> Any:
+        return self.dispatcher(*args)
 
 
 @functools.cache
 def sources_digest(module: str) -> str:
-    """Of the source of a module and of all that it imports from this package, and so on: what may be compiled in."""
+    """A digest of what may be compiled in: a module, all that it imports from this package, and so on."""
     found: dict[str, bytes] = {}
     _add_sources(module, found)
     digest = hashlib.sha256()
@@ -87,14 +103,3 @@ def _add_sources(module: str, found: dict[str, bytes]) -> None:
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 _add_sources(alias.name, found)
-
-
-@functools.cache
-def load(module: str, name: str) -> Callable[..., Any] | None:
-    """A compiled function by its module and name, or None; numba is imported only here."""
-    try:
-        function: Callable[..., Any] = getattr(importlib.import_module(module), name)
-    except (ImportError, RuntimeError) as error:
-        logger.info("%s runs in numpy, numba cannot be used: %s", name, error)
-        return None
-    return function

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from vidur_ppo_plugin.hardware import Roofline
 
-from .snapshot import ClusterSnapshot, FloatArray, RequestInfo
-
 # Where the roofline is linearised: a batch of this many decodes of this many tokens each. Decode iterations
 # are memory-bound there, so the slope hardly depends on the choice.
 _REFERENCE_REQUESTS = 32
@@ -44,17 +42,7 @@ class DelayModel:
             iteration_s_per_context_token=per_token,
         )
 
-    def expected_delay_s(self, snapshot: ClusterSnapshot, request: RequestInfo) -> FloatArray:
-        """Expected delay of the request on each replica: the time to work off what is ahead of it, and itself.
-
-        Prefill first: every prompt token ahead of it and its own. Then its output, one iteration a token, each longer
-        by what the requests there and their context add to an iteration.
-        """
-        prompt_tokens = request.prompt_tokens - snapshot.cached_prompt_tokens
-        prefill_tokens = snapshot.prefill_tokens + prompt_tokens
-        prefill_s = prefill_tokens * self.prefill_s_per_token
-        iteration_s = (snapshot.outstanding_requests + 1.0) * self.iteration_s_per_request + (
-            snapshot.context_tokens + prefill_tokens
-        ) * self.iteration_s_per_context_token
-        delay_s: FloatArray = (prefill_s + snapshot.expected_decode_tokens * iteration_s) / snapshot.speed_factor
-        return delay_s
+    @property
+    def constants(self) -> tuple[float, float, float]:
+        """What `heuristics.shortest_delay` goes by."""
+        return self.prefill_s_per_token, self.iteration_s_per_request, self.iteration_s_per_context_token

@@ -4,18 +4,17 @@ For training credit only: it knows the true output lengths of the requests in fl
 """
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from . import compiled
+from .compiled import compilable, compiled
 from .reward import require
 from .snapshot import FloatArray
 
-_KERNEL = "vidur_ppo_plugin.routing.delay_kernel"
+_NOTHING = np.empty(0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,35 +36,21 @@ class DrainCost:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ReplicaWork:
-    """The requests in flight on one replica, in service order; privileged: it knows their true output lengths."""
+class ClusterWork:
+    """The requests in flight, replica after replica, each in service order; it knows their true output lengths.
+
+    One array for all replicas: a numpy call costs more than the few numbers of one replica.
+    """
 
     prefill_tokens: FloatArray  # prompt tokens still to prefill, 0 for those that decode
     decode_tokens: FloatArray  # iterations still to decode
     context_tokens: FloatArray  # tokens in context now
     ages_s: FloatArray
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClusterWork:
-    """The same of all replicas, one after the other: a numpy call costs more than the few numbers of one replica."""
-
-    prefill_tokens: FloatArray
-    decode_tokens: FloatArray
-    context_tokens: FloatArray
-    ages_s: FloatArray
     counts: NDArray[np.intp]  # requests of each replica
-
-    @classmethod
-    def of(cls, replicas: Sequence[ReplicaWork]) -> "ClusterWork":
-        """Join the work of several replicas."""
-        names = [item.name for item in fields(ReplicaWork)]
-        columns = {name: np.concatenate([getattr(work, name) for work in replicas]) for name in names}
-        return cls(**columns, counts=np.array([work.prefill_tokens.size for work in replicas], dtype=np.intp))
 
 
 def marginal_delay(
-    replicas: Sequence[ReplicaWork] | ClusterWork,
+    work: ClusterWork,
     *,
     prompt_tokens: float,
     decode_tokens: float,
@@ -89,48 +74,24 @@ def marginal_delay(
     """
     require(0 < prompt_tokens < math.inf, "prompt_tokens", prompt_tokens, "finite and > 0")
     require(0 <= decode_tokens < math.inf, "decode_tokens", decode_tokens, "finite and >= 0")
-    work = replicas if isinstance(replicas, ClusterWork) else ClusterWork.of(replicas)
     speeds = np.asarray(speed, dtype=np.float64)
     if speeds.shape != work.counts.shape:
         speeds = np.full(work.counts.shape, speeds)
     require(bool((speeds > 0.0).all()), "speed", speed, "> 0 for each replica")
     require(0.0 < latency_power < math.inf, "latency_power", latency_power, "finite and > 0")
     require(0.0 <= backlog_weight < math.inf, "backlog_weight", backlog_weight, "finite and >= 0")
-    kernel = compiled.load(_KERNEL, "increase") if latency_power == 1.0 else None
-    if kernel is not None:
-        return _compiled_increase(kernel, work, prompt_tokens, decode_tokens, speeds, cost, backlog_weight)
-    drain = _Drain(work, cost)
-    own_s, harm_s = drain.placed(prompt_tokens, decode_tokens)
-    own_s, harm_s = own_s / speeds, harm_s / speeds[drain.replica]
-    if latency_power == 1.0:
-        costs = own_s + drain.sums(harm_s)
-    else:
-        before_s = work.ages_s + drain.remaining_s() / speeds[drain.replica]
-        grown = (before_s + harm_s) ** latency_power - before_s**latency_power
-        costs = (age_s + own_s) ** latency_power + drain.sums(grown)
-    token_s = cost.prefill_s_per_token / speeds
-    added_s, backlog_s = prompt_tokens * token_s, drain.queued_tokens * token_s
-    increase: FloatArray = costs + backlog_weight * added_s * (2.0 * backlog_s + added_s)
-    return increase
-
-
-def _compiled_increase(
-    kernel: Callable[..., Any],
-    work: ClusterWork,
-    prompt_tokens: float,
-    decode_tokens: float,
-    speeds: FloatArray,
-    cost: DrainCost,
-    backlog_weight: float,
-) -> FloatArray:
-    increase: FloatArray = kernel(
+    increased: FloatArray = _increase_compiled(
         work.prefill_tokens,
         work.decode_tokens,
         work.context_tokens,
         work.counts,
         speeds,
+        work.ages_s,
+        _NOTHING if latency_power == 1.0 else _decoding_s(work, cost),
         float(prompt_tokens),
         float(decode_tokens),
+        float(age_s),
+        float(latency_power),
         float(backlog_weight),
         cost.prefill_s_per_token,
         cost.iteration_s,
@@ -138,82 +99,123 @@ def _compiled_increase(
         cost.iteration_s_per_context_token,
         float(cost.prefill_chunk_tokens),
     )
-    return increase
+    return increased
 
 
-class _Drain:
-    """Who decodes from when to when, counted in iterations of its replica, if nobody else arrived."""
+def _decoding_s(work: ClusterWork, cost: DrainCost) -> FloatArray:
+    """Time until each request is done without the new one, but for what prefill adds to it.
 
-    def __init__(self, work: ClusterWork, cost: DrainCost) -> None:
-        self._cost = cost
-        self._num_replicas = len(work.counts)
-        self._counts = work.counts
-        self.replica = np.arange(self._num_replicas).repeat(self._counts)  # of each request
-        prefill_tokens = work.prefill_tokens
-        self._lengths = work.decode_tokens
-        self._contexts = work.context_tokens + prefill_tokens  # at its start
-        self.queued_tokens = self.sums(prefill_tokens)  # of each replica
-        before = self.queued_tokens.cumsum() - self.queued_tokens
-        until_prefilled = prefill_tokens.cumsum() - before[self.replica]
-        self._starts = np.ceil(until_prefilled / cost.prefill_chunk_tokens) * (prefill_tokens > 0)
-        self._ends = self._starts + self._lengths
+    Up to iteration x, one that decodes from b on adds a * (x - b) + k / 2 * (x - b) * (x - b - 1), k being the
+    cost of a context token and a that of its first iteration; one that ends takes the same away from a later b
+    on, with its longer context. Together: a polynomial in x whose coefficients change at starts and ends.
+    """
+    counts, prefill_tokens = work.counts, work.prefill_tokens
+    replica = np.arange(len(counts)).repeat(counts)  # of each request
+    queued = np.bincount(replica, weights=prefill_tokens, minlength=len(counts))
+    until_prefilled = prefill_tokens.cumsum() - (queued.cumsum() - queued)[replica]
+    starts = np.ceil(until_prefilled / cost.prefill_chunk_tokens) * (prefill_tokens > 0)
+    ends = starts + work.decode_tokens
+    half_k, first_context = 0.5 * cost.iteration_s_per_context_token, work.context_tokens + prefill_tokens
+    contexts = np.concatenate((first_context, first_context + work.decode_tokens))
+    points = np.concatenate((starts, ends))
+    # Sorted by replica, then by iteration.
+    keys = points + np.concatenate((replica, replica)) * (points.max(initial=0.0) + 1.0)
+    order = keys.argsort()
+    latest = keys[order].searchsorted(keys[ends.size :], side="right")
+    points = points[order]
+    sign = np.where(order < ends.size, 1.0, -1.0)
+    first_s = cost.iteration_s_per_request + half_k * (2.0 * contexts[order] - 1.0)
+    point_s = half_k * points
+    terms = np.zeros((3, points.size + 1))
+    terms[:, 1:] = sign * half_k, sign * (first_s - 2.0 * point_s), sign * (point_s - first_s) * points
+    terms = terms.cumsum(axis=1)
+    others = 2 * (counts.cumsum() - counts)[replica]  # points of the replicas before this one
+    square, linear, constant = terms[:, latest] - terms[:, others]
+    decoding_s: FloatArray = (square * ends + linear + cost.iteration_s) * ends + constant
+    return decoding_s
 
-    def sums(self, values: FloatArray) -> FloatArray:
-        """The sum over the requests of each replica."""
-        sums: FloatArray = np.bincount(self.replica, weights=values, minlength=self._num_replicas).astype(np.float64)
-        return sums
 
-    def placed(self, prompt_tokens: float, decode_tokens: float) -> tuple[FloatArray, FloatArray]:
-        """Latency on each replica of a request added at the end of its queue, and by how much it delays each other."""
-        all_tokens = self.queued_tokens + prompt_tokens
-        start = np.ceil(all_tokens / self._cost.prefill_chunk_tokens)
-        end = start + decode_tokens
-        alongside = (end[self.replica] - self._starts).clip(0.0, self._lengths)
-        own_s = end * self._cost.iteration_s + self._chunks_s(end, all_tokens)
-        own_s += self.sums(self._decode_s(alongside, self._contexts)) + self._decode_s(decode_tokens, prompt_tokens)
-        harm_s: FloatArray = self._decode_s((self._ends - start[self.replica]).clip(0.0, decode_tokens), prompt_tokens)
-        harm_s += self._chunks_s(self._ends, all_tokens[self.replica])
-        harm_s -= self._chunks_s(self._ends, self.queued_tokens[self.replica])
-        return own_s, harm_s
+# --- The formula ---
 
-    def remaining_s(self) -> FloatArray:
-        """Time until each request is done without the new one.
 
-        Up to iteration x, one that decodes from b on adds a * (x - b) + k / 2 * (x - b) * (x - b - 1), k being the
-        cost of a context token and a that of its first iteration; one that ends takes the same away from a later b
-        on, with its longer context. Together: a polynomial in x whose coefficients change at starts and ends.
-        """
-        cost, half_k = self._cost, 0.5 * self._cost.iteration_s_per_context_token
-        contexts = np.concatenate((self._contexts, self._contexts + self._lengths))
-        points = np.concatenate((self._starts, self._ends))
-        # Sorted by replica, then by iteration.
-        keys = points + np.concatenate((self.replica, self.replica)) * (points.max(initial=0.0) + 1.0)
-        order = keys.argsort()
-        latest = keys[order].searchsorted(keys[self._ends.size :], side="right")
-        points = points[order]
-        sign = np.where(order < self._ends.size, 1.0, -1.0)
-        first_s = cost.iteration_s_per_request + half_k * (2.0 * contexts[order] - 1.0)
-        point_s = half_k * points
-        terms = np.zeros((3, points.size + 1))
-        terms[:, 1:] = sign * half_k, sign * (first_s - 2.0 * point_s), sign * (point_s - first_s) * points
-        terms = terms.cumsum(axis=1)
-        others = 2 * (self._counts.cumsum() - self._counts)[self.replica]  # points of the replicas before this one
-        square, linear, constant = terms[:, latest] - terms[:, others]
-        remaining_s: FloatArray = (square * self._ends + linear + cost.iteration_s) * self._ends + constant
-        remaining_s += self._chunks_s(self._ends, self.queued_tokens[self.replica])
-        return remaining_s
+@compilable
+def _chunks_s(iterations: float, tokens: float, chunk_tokens: float, token_s: float, iteration_s: float) -> float:
+    """What the prefill of so many tokens adds to the first so many iterations: full chunks, then the rest."""
+    full = tokens // chunk_tokens
+    added_s = min(iterations, full) * max(0.0, token_s * chunk_tokens - iteration_s)
+    if iterations > full:
+        added_s += max(0.0, token_s * (tokens - full * chunk_tokens) - iteration_s)
+    return added_s
 
-    def _chunks_s(self, iterations: FloatArray, tokens: FloatArray) -> Any:
-        """What the prefill of so many tokens adds to the first so many iterations: full chunks, then the rest."""
-        cost = self._cost
-        full = tokens // cost.prefill_chunk_tokens
-        full_s = max(0.0, cost.prefill_s_per_token * cost.prefill_chunk_tokens - cost.iteration_s)
-        rest = tokens - full * cost.prefill_chunk_tokens
-        rest_s = np.maximum(0.0, cost.prefill_s_per_token * rest - cost.iteration_s)
-        return np.minimum(iterations, full) * full_s + (iterations > full) * rest_s
 
-    def _decode_s(self, iterations: Any, context_tokens: Any) -> Any:
-        """What a request adds to the iterations in which it decodes, its context growing by one after each."""
-        cost = self._cost
-        context_s = cost.iteration_s_per_context_token * (context_tokens + 0.5 * (iterations - 1.0))
-        return iterations * (cost.iteration_s_per_request + context_s)
+@compilable
+def _decode_s(iterations: float, context_tokens: float, request_s: float, context_s: float) -> float:
+    """What a request adds to the iterations in which it decodes, its context growing by one after each."""
+    return iterations * (request_s + context_s * (context_tokens + 0.5 * (iterations - 1.0)))
+
+
+@compilable
+def increase(
+    prefill_tokens: Any,
+    decode_tokens: Any,
+    context_tokens: Any,
+    counts: Any,
+    speeds: Any,
+    ages_s: Any,
+    decoding_s: Any,
+    new_prompt: float,
+    new_decode: float,
+    new_age_s: float,
+    power: float,
+    backlog_weight: float,
+    token_s: float,
+    iteration_s: float,
+    request_s: float,
+    context_s: float,
+    chunk_tokens: float,
+) -> Any:
+    """What placing the new request on each replica adds; the costs are those of `DrainCost`.
+
+    `decoding_s`: what `_decoding_s` gives; with power 1 it is not looked at.
+    """
+    result = np.empty(counts.size)
+    first = 0
+    for replica in range(counts.size):
+        last = first + counts[replica]
+        queued = 0.0
+        for k in range(first, last):
+            queued += prefill_tokens[k]
+        all_tokens = queued + new_prompt
+        start = math.ceil(all_tokens / chunk_tokens)
+        end = start + new_decode
+        # Seconds of the new request and, with power 1, of those that it delays.
+        total_s = end * iteration_s + _chunks_s(end, all_tokens, chunk_tokens, token_s, iteration_s)
+        total_s += _decode_s(new_decode, new_prompt, request_s, context_s)
+        prefilled, growth = 0.0, 0.0
+        for k in range(first, last):
+            prefilled += prefill_tokens[k]
+            its_start = math.ceil(prefilled / chunk_tokens) if prefill_tokens[k] > 0.0 else 0.0
+            its_end = its_start + decode_tokens[k]
+            alongside = min(max(end - its_start, 0.0), decode_tokens[k])
+            total_s += _decode_s(alongside, context_tokens[k] + prefill_tokens[k], request_s, context_s)
+            decoding = _decode_s(min(max(its_end - start, 0.0), new_decode), new_prompt, request_s, context_s)
+            after = _chunks_s(its_end, all_tokens, chunk_tokens, token_s, iteration_s)
+            before = _chunks_s(its_end, queued, chunk_tokens, token_s, iteration_s)
+            if power == 1.0:
+                total_s += decoding
+                total_s += after
+                total_s -= before
+            else:
+                alone_s = ages_s[k] + (decoding_s[k] + before) / speeds[replica]
+                growth += (alone_s + (decoding + after - before) / speeds[replica]) ** power - alone_s**power
+        added_s = new_prompt * token_s / speeds[replica]
+        backlog_s = queued * token_s / speeds[replica]
+        own = total_s / speeds[replica]
+        if power != 1.0:
+            own = (new_age_s + own) ** power + growth
+        result[replica] = own + backlog_weight * added_s * (2.0 * backlog_s + added_s)
+        first = last
+    return result
+
+
+_increase_compiled = compiled(increase)

@@ -1,25 +1,11 @@
-"""Teachers by name and weight, as a flag gives them: `least_tokens:0.7,round_robin:0.3`.
-
-Standard library only: the flag is checked before every run of Vidur, see `sim/checks.py`.
-"""
+"""Teachers by name and weight, as a flag gives them: `least_tokens:0.7,round_robin:0.3`."""
 
 import difflib
 import math
 
 from vidur_ppo_plugin.flags import WarmStartFlags, flag_name
 
-#: Who may demonstrate: Vidur's own three (`lor` counts waiting requests only), then ours.
-TEACHERS = (
-    "round_robin",
-    "random",
-    "lor",
-    "least_outstanding",
-    "power_of_two",
-    "least_kv",
-    "least_tokens",
-    "least_work",
-    "shortest_delay",
-)
+from .heuristics import TEACHERS
 
 
 def parse_mixture(text: str) -> dict[str, float]:

@@ -1,33 +1,70 @@
 """The prior: a heuristic as logits, which the learned policy is a residual of."""
 
 import math
-from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from . import compiled, heuristics
+from .compiled import compilable, compiled
 from .delay_model import DelayModel
-from .features import Float32Array
+from .heuristics import HEURISTICS, KIND, Cost, costs_of
 from .snapshot import ClusterSnapshot, FloatArray, RequestInfo
 
-_KERNEL = "vidur_ppo_plugin.routing.prior_kernel"
-# What makes a difference between two replicas, in the unit of the heuristic: a prior of weight 1 prefers the better of
-# two that differ by this much with odds of e to 1.
-_UNITS = {
-    "none": 1.0,
-    "least_outstanding": 1.0,  # a request
-    "least_kv": 0.02,  # a fiftieth of the cache
-    "least_tokens": 512.0,  # a chunk of prefill
-    "shortest_delay": 0.05,  # what such a chunk takes
-    "log_least_tokens": 512.0,
-    "log_least_work": 512.0,
-}
+Float32Array = NDArray[np.float32]
+#: No heuristic: all replicas are alike.
+NONE = "none"
+# Where the logits grow with the logarithm of the cost: the same order, but a replica that is far behind keeps a chance,
+# and so can be learned about. With long prompts a cost in proportion makes all replicas but one impossible.
+_LOG = "log_"
+_LINEAR_UNITS = {name: entry.prior_unit for name, entry in HEURISTICS.items() if entry.prior_unit is not None}
+_LOG_UNITS = {_LOG + name: entry.log_prior_unit for name, entry in HEURISTICS.items() if entry.log_prior_unit}
+_UNITS = {NONE: 1.0, **_LINEAR_UNITS, **_LOG_UNITS}
 NAMES = tuple(_UNITS)
-#: Grows with the logarithm of the cost: the same order, but a replica that is far behind keeps a chance, and so can be
-#: learned about. With long prompts a cost in proportion makes all replicas but one impossible.
-LOG_LEAST_TOKENS = "log_least_tokens"
-#: The same of `heuristics.least_work`: replicas that have been slow lately count as fuller than they are.
-LOG_LEAST_WORK = "log_least_work"
+_NO_KIND = -1
+
+
+class PriorRules(NamedTuple):
+    """What `prior_logits` goes by: a heuristic, its constants, and how its costs become logits."""
+
+    kind: int
+    is_logarithmic: bool
+    weight: float
+    unit: float
+    constants: tuple[float, ...]
+
+
+@compilable
+def linear_logit(gain: Any, weight: float, unit: float) -> Any:
+    """In proportion to the gain: what the best replica costs less (so none is above 0)."""
+    return gain * (weight / unit)
+
+
+@compilable
+def log_logits(gains: Any, weight: float, unit: float) -> Any:
+    """By the logarithm of the gains, which are as in `linear_logit`."""
+    logits = np.empty(len(gains), np.float32)
+    for i in range(len(gains)):
+        logits[i] = -weight * math.log1p(-gains[i] / unit)
+    return logits
+
+
+_log_logits_compiled = compiled(log_logits)
+
+
+@compilable
+def prior_logits(values: Any, facts: Any, rules: Any) -> Any:
+    """The logits of a snapshot's figures, for compiled code; `facts`: as costs get them."""
+    gains = costs_of(rules.kind, values, facts, rules.constants)
+    lowest = gains.min()
+    for i in range(len(gains)):
+        gains[i] = lowest - gains[i]
+    if rules.is_logarithmic:
+        return log_logits(gains, rules.weight, rules.unit)
+    logits = np.empty(len(gains), np.float32)
+    for i in range(len(gains)):
+        logits[i] = linear_logit(gains[i], rules.weight, rules.unit)
+    return logits
 
 
 class Prior:
@@ -37,43 +74,34 @@ class Prior:
         if name not in _UNITS:
             raise ValueError(f"prior must be one of {', '.join(NAMES)}, got {name!r}")
         self.name = name
-        self._weight, self._unit = weight, _UNITS[name]
+        self._weight, self._unit = float(weight), _UNITS[name]
+        self._is_logarithmic = name in _LOG_UNITS
+        self._heuristic = HEURISTICS.get(name.removeprefix(_LOG) if self._is_logarithmic else name)
         self._delay_model = delay_model
-        self._cost: Callable[[ClusterSnapshot, RequestInfo], FloatArray] = {
-            "none": lambda snapshot, request: np.zeros(snapshot.num_replicas),
-            "least_outstanding": lambda snapshot, request: heuristics.least_outstanding(snapshot),
-            "least_kv": lambda snapshot, request: heuristics.least_kv(snapshot),
-            "least_tokens": lambda snapshot, request: snapshot.token_load,
-            LOG_LEAST_TOKENS: lambda snapshot, request: snapshot.token_load,
-            LOG_LEAST_WORK: lambda snapshot, request: heuristics.least_work(snapshot),
-            "shortest_delay": lambda snapshot, request: heuristics.shortest_delay(
-                snapshot, request, delay_model=self._delay_model
-            ),
-        }[name]
+        self._cost: Cost = _nothing if self._heuristic is None else self._heuristic.bind(delay_model)
 
     @property
-    def kernel_constants(self) -> tuple[int, float, float, float, float, float]:
-        """What `prior_kernel.prior_logits` goes by: which heuristic, weight, unit, and the costs of the delay model."""
-        model = self._delay_model
-        costs = model.prefill_s_per_token, model.iteration_s_per_request, model.iteration_s_per_context_token
-        numbers = (self._weight, self._unit, *costs)
-        return NAMES.index(self.name), *(float(number) for number in numbers)  # type: ignore[return-value]
+    def rules(self) -> PriorRules:
+        """What compiled code goes by."""
+        kind = _NO_KIND if self._heuristic is None else KIND[self._heuristic.name]
+        heuristic = self._heuristic or HEURISTICS["least_outstanding"]
+        constants = heuristic.constants(self._delay_model)
+        return PriorRules(kind, self._is_logarithmic, self._weight, self._unit, constants)
 
     def cost(self, snapshot: ClusterSnapshot, request: RequestInfo) -> FloatArray:
         """The heuristic's cost of each replica; zeros for the prior `none`."""
         return self._cost(snapshot, request)
 
     def logits(self, cost: FloatArray) -> Float32Array:
-        """Zero for the best replica, negative for the others; the order is the heuristic's."""
-        logits = np.minimum.reduce(cost) - cost
-        if self.name in (LOG_LEAST_TOKENS, LOG_LEAST_WORK):
-            log_logits = compiled.load(_KERNEL, "log_logits")
-            if log_logits is not None:
-                found = np.empty(len(logits), np.float32)
-                log_logits(logits, float(self._weight), float(self._unit), found)
-                return found
-            # One by one, as the kernel does: numpy's own logarithm may differ in the last bit.
-            behind = [-self._weight * math.log1p(-value / self._unit) for value in logits.tolist()]
-            return np.array(behind, np.float32)
-        logits *= self._weight / self._unit
-        return logits.astype(np.float32)  # type: ignore[no-any-return]
+        """Logits of costs [..., replicas]: zero for the best replica, negative for the others, in the same order."""
+        gains = np.minimum.reduce(cost, axis=-1, keepdims=True) - cost
+        logits: Float32Array
+        if self._is_logarithmic:
+            logits = _log_logits_compiled(gains.reshape(-1), self._weight, self._unit).reshape(gains.shape)
+        else:
+            logits = linear_logit(gains, self._weight, self._unit).astype(np.float32)
+        return logits
+
+
+def _nothing(snapshot: ClusterSnapshot, request: RequestInfo) -> FloatArray:
+    return np.zeros(snapshot.num_replicas)

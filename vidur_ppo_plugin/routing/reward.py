@@ -297,13 +297,3 @@ class QueueDelay:
             grown = (self._now_s - entry[0]) ** self._power
             self._pending -= grown - entry[1]
             entry[1] = grown
-
-    def state_dict(self) -> dict[str, Any]:
-        """The requests in flight, the clock and what was not taken yet."""
-        in_flight = [[request_id, *entry] for request_id, entry in self._in_flight.items()]
-        return {"in_flight": in_flight, "now_s": self._now_s, "pending": self._pending}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state_dict` was taken."""
-        self._in_flight = {request_id: [arrived, charged] for request_id, arrived, charged in state["in_flight"]}
-        self._now_s, self._pending = state["now_s"], state["pending"]

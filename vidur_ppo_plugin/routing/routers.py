@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from . import heuristics
 from .delay_model import DelayModel
+from .heuristics import HEURISTICS, STOCK, Cost, available_cost, choose, drawn_cost
 from .snapshot import ClusterSnapshot, FloatArray, RequestInfo
 
+__all__ = ["HEURISTICS", "STOCK", "CostRouter", "Router", "Scored", "build_router", "scored"]
+
 Router = Callable[[ClusterSnapshot, RequestInfo], int]
-Cost = Callable[[ClusterSnapshot, RequestInfo], FloatArray]
 
 
 @dataclass(frozen=True)
@@ -33,19 +34,6 @@ def scored(router: Router, snapshot: ClusterSnapshot, request: RequestInfo) -> S
     return result
 
 
-#: Vidur's own; then ours.
-STOCK = ("random", "round_robin", "lor")
-HEURISTICS = (
-    "power_of_two",
-    "least_outstanding",
-    "least_kv",
-    "least_tokens",
-    "least_work",
-    "shortest_delay",
-    "size_split",
-)
-
-
 def build_router(
     name: str, *, seed: int, delay_model: DelayModel | None = None, options: Mapping[str, Any] | None = None
 ) -> Router:
@@ -57,23 +45,34 @@ def build_router(
         return _next_available(lambda snapshot, request: rng.randrange(snapshot.num_replicas))
     if name == "lor":  # Vidur's: waiting requests only, and the first replica on ties
         return _next_available(lambda snapshot, request: int(np.argmin(snapshot.waiting_requests)))
-    return CostRouter(_cost(name, rng, delay_model, dict(options or {})), rng)
+    if name not in HEURISTICS:
+        raise ValueError(f"unknown router {name!r}: choose from {', '.join((*STOCK, *HEURISTICS))}")
+    heuristic = HEURISTICS[name]
+    return CostRouter(heuristic.bind(delay_model, options), rng, num_drawn=heuristic.num_drawn)
 
 
 class CostRouter:
     """Takes the replica of the lowest cost; ties are broken fairly."""
 
-    def __init__(self, cost: Cost, rng: random.Random) -> None:
+    def __init__(self, cost: Cost, rng: random.Random, *, num_drawn: int = 0) -> None:
+        """`num_drawn`: only so many replicas, drawn at random for each request, are compared; 0: all."""
         self._cost = cost
         self._rng = rng
+        self._num_drawn = num_drawn
 
     def __call__(self, snapshot: ClusterSnapshot, request: RequestInfo) -> int:
-        return heuristics.choose(heuristics.available_cost(self._cost(snapshot, request), snapshot), self._rng)
+        return choose(self._costs(snapshot, request), self._rng)
 
     def scored(self, snapshot: ClusterSnapshot, request: RequestInfo) -> Scored:
-        """The same decision, and minus the costs."""
-        cost = heuristics.available_cost(self._cost(snapshot, request), snapshot)
-        return Scored(heuristics.choose(cost, self._rng), -cost)
+        """The replica that a call would give, and minus the costs."""
+        cost = self._costs(snapshot, request)
+        return Scored(choose(cost, self._rng), -cost)
+
+    def _costs(self, snapshot: ClusterSnapshot, request: RequestInfo) -> FloatArray:
+        cost = self._cost(snapshot, request)
+        if self._num_drawn:
+            cost = drawn_cost(cost, snapshot, self._num_drawn, self._rng)
+        return available_cost(cost, snapshot)
 
 
 def _next_available(router: Router) -> Router:
@@ -86,26 +85,6 @@ def _next_available(router: Router) -> Router:
         return replica
 
     return route
-
-
-def _cost(name: str, rng: random.Random, delay_model: DelayModel | None, options: dict[str, Any]) -> Cost:
-    if name == "shortest_delay":
-        if delay_model is None:
-            raise ValueError("shortest_delay needs a delay model")
-        return lambda snapshot, request: heuristics.shortest_delay(snapshot, request, delay_model=delay_model)
-    if name == "size_split":
-        return lambda snapshot, request: heuristics.size_split(snapshot, request, **options)
-    if name == "least_tokens":
-        return lambda snapshot, request: heuristics.least_tokens(snapshot, **options)
-    costs: dict[str, Cost] = {
-        "least_outstanding": lambda snapshot, request: heuristics.least_outstanding(snapshot),
-        "power_of_two": lambda snapshot, request: heuristics.power_of_two(snapshot, rng),
-        "least_kv": lambda snapshot, request: heuristics.least_kv(snapshot),
-        "least_work": lambda snapshot, request: heuristics.least_work(snapshot),
-    }
-    if name not in costs:
-        raise ValueError(f"unknown router {name!r}: choose from {', '.join((*STOCK, *HEURISTICS))}")
-    return costs[name]
 
 
 class _RoundRobin:

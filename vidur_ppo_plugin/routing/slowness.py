@@ -8,6 +8,10 @@ cases (by a third where documents come). Small differences therefore count for n
 import math
 from typing import Any
 
+import numpy as np
+
+from .compiled import compilable
+
 # Differences of the logarithm of the time between tokens from the cluster's median: nothing counts up to the first,
 # everything from the second on, and no more than the third.
 _IGNORED, _TRUSTED, _MOST = 0.15, 0.3, 0.5
@@ -18,22 +22,27 @@ _SHARE = 0.6
 _ENOUGH = 1.0 / 3.0
 
 
+@compilable
 def weigh_by_slowness(token_time_s: Any, completion_rate_per_s: Any, costs: Any) -> None:
-    """Multiply the cost of each replica by how slow it is, 1 being usual; also compiled into kernels.
+    """Multiply the cost of each replica by how slow it is, 1 being usual.
 
     Nothing is known of a replica whose time is 0.
     """
     size = len(costs)
-    known = [math.log(token_time_s[i]) for i in range(size) if token_time_s[i] > 0.0]
-    number = len(known)
+    logs, number = np.empty(size), 0
+    for i in range(size):
+        if token_time_s[i] > 0.0:
+            logs[number] = math.log(token_time_s[i])
+            number += 1
     if number < 2:
         return
+    known = logs[:number]
     known.sort()
     median = 0.5 * (known[(number - 1) // 2] + known[number // 2])
     if known[number - 1] - median <= _IGNORED and median - known[0] <= _IGNORED:
         return
     total_per_s = 0.0
-    for i in range(size):  # one by one, to the last bit as the kernel does: some `sum` are more exact
+    for i in range(size):  # one by one: some `sum` are more exact, and compiled code must find the same
         total_per_s += completion_rate_per_s[i]
     enough_per_s = _ENOUGH * total_per_s / size
     for i in range(size):

@@ -4,12 +4,13 @@ Whoever fills them (Vidur, the twin, real replicas) is a `ReplicaSource`; nobody
 All per-replica figures live in one matrix, so that taking a snapshot costs one small copy.
 """
 
-import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from .compiled import compilable
 
 FloatArray = NDArray[np.float64]
 
@@ -31,24 +32,20 @@ ROWS = {
     "cached_prompt_tokens": "tokens of this request's prompt cached there (0 until a source knows sessions)",
 }
 ROW = {name: index for index, name in enumerate(ROWS)}
+_OUTSTANDING, _PREFILL, _CONTEXT = ROW["outstanding_requests"], ROW["prefill_tokens"], ROW["context_tokens"]
 
 # What a token in context and a request in flight weigh in `token_load`, in prompt tokens.
 CONTEXT_WEIGHT = 0.05
 REQUEST_WEIGHT = 20.0
 
 
-# Prompt tokens that `typical_prompt_tokens` remembers.
-PROMPT_MEMORY_TOKENS = 65536.0
+@compilable
+def token_load(values: Any, context_weight: float, request_weight: float) -> Any:
+    """Work in prompt tokens: those still to prefill, tokens in context, requests in flight.
 
-
-def updated_typical_prompt(typical_tokens: float, prompt_tokens: float) -> float:
-    """`typical_prompt_tokens` of a replica after one more prompt was sent there; also compiled into kernels.
-
-    Long prompts that have replicas of their own only pay if the router remembers whose they are.
+    Of all replicas, or of one if `values` is its column.
     """
-    if typical_tokens == 0.0:
-        return float(prompt_tokens)
-    return typical_tokens + (1.0 - math.exp(-prompt_tokens / PROMPT_MEMORY_TOKENS)) * (prompt_tokens - typical_tokens)
+    return values[_PREFILL] + context_weight * values[_CONTEXT] + request_weight * values[_OUTSTANDING]
 
 
 @dataclass(frozen=True)
@@ -82,7 +79,6 @@ class ClusterSnapshot:
 
     __slots__ = (
         *ROWS,
-        "_token_load",
         "available",
         "expected_decode_tokens",
         "kv_block_size",
@@ -102,7 +98,6 @@ class ClusterSnapshot:
     ) -> None:
         self.now_s = now_s
         self.values = values
-        self._token_load: FloatArray | None = None
         #: Which replicas take new requests; None for all of them.
         self.available: NDArray[np.bool_] | None = None
         #: The first k waiting requests of each replica: [2k, replicas], k rows of prompt tokens, then k rows of ages
@@ -140,7 +135,7 @@ class ClusterSnapshot:
         return self.outstanding_requests - self.running_requests
 
     def showing(self, num_slots: int) -> "ClusterSnapshot":
-        """The same with so many waiting requests of each replica shown one by one; ValueError if it has fewer."""
+        """This snapshot with so many waiting requests of each replica shown one by one; ValueError if it has fewer."""
         has = len(self.waiting) // 2
         if num_slots == has:
             return self
@@ -158,12 +153,9 @@ class ClusterSnapshot:
 
     @property
     def token_load(self) -> FloatArray:
-        """The score of `heuristics.least_tokens` at its usual weights, computed once: prior and features want it."""
-        if self._token_load is None:
-            self._token_load = (
-                self.prefill_tokens + CONTEXT_WEIGHT * self.context_tokens + REQUEST_WEIGHT * self.outstanding_requests
-            )
-        return self._token_load
+        """The score of `heuristics.least_tokens` at its usual weights."""
+        load: FloatArray = token_load(self.values, CONTEXT_WEIGHT, REQUEST_WEIGHT)
+        return load
 
 
 class ReplicaSource(Protocol):

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from vidur_ppo_plugin.flags import Drain, VisibilityFlags, drains_of
 
-from .snapshot import ROW, ClusterSnapshot, updated_typical_prompt
+from .averages import updated_typical_prompt
+from .snapshot import ROW, ClusterSnapshot
 
 __all__ = ["Drain", "Visibility"]
 

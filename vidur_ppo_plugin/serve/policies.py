@@ -7,23 +7,16 @@ pretrained@0.25                                       one with a tail preference
 """
 
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 from vidur_ppo_plugin import pretrained
 from vidur_ppo_plugin._autoload import suggestion
 from vidur_ppo_plugin.hardware.reference import CHUNK_SIZE, reference_roofline
-from vidur_ppo_plugin.policy.exported import ExportedPolicy
+from vidur_ppo_plugin.policy.policy import Policy
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.routers import HEURISTICS, STOCK, Router, build_router
 
 SUFFIX = ".npz"
-_SPLIT_DEFAULTS: dict[str, float] = {"threshold_tokens": 4096, "num_long_replicas": 1}
-_WEIGHTS: dict[str, Callable[[str], float]] = {"context_weight": float, "request_weight": float}
-_OPTIONS: dict[str, dict[str, Callable[[str], float]]] = {
-    "least_tokens": _WEIGHTS,
-    "size_split": {"threshold_tokens": int, "num_long_replicas": int, **_WEIGHTS},
-}
 
 
 def build_policy(text: str, *, seed: int) -> Router:
@@ -33,7 +26,7 @@ def build_policy(text: str, *, seed: int) -> Router:
     if shipped is not None or learned.endswith(SUFFIX):
         if shipped is not None:
             shipped.verify()
-        return ExportedPolicy.load(
+        return Policy.load(
             Path(learned) if shipped is None else shipped.policy,
             rng=random.Random(seed),
             delay_model=reference_delay_model(),
@@ -53,7 +46,7 @@ def build_policy(text: str, *, seed: int) -> Router:
 
 def is_learned(router: Router) -> bool:
     """Whether a router was learned, rather than written."""
-    return isinstance(router, ExportedPolicy)
+    return isinstance(router, Policy)
 
 
 def reference_delay_model() -> DelayModel:
@@ -72,15 +65,15 @@ def _preference(text: str, number: str) -> float:
 
 
 def _options(name: str, text: str) -> dict[str, float]:
-    known = _OPTIONS.get(name, {})
-    options = dict(_SPLIT_DEFAULTS) if name == "size_split" else {}
+    known = {option.name: option for option in HEURISTICS[name].constant_options} if name in HEURISTICS else {}
+    options: dict[str, float] = {}
     for part in filter(None, text.split(",")):
         key, equals, value = (piece.strip() for piece in part.partition("="))
         if key not in known or not equals:
             expected = ", ".join(f"{option}=VALUE" for option in known) or "no options"
             raise ValueError(f"policy {name}: expected {expected}, got {part!r}")
         try:
-            options[key] = known[key](value)
+            options[key] = type(known[key].default)(value)
         except ValueError:
             raise ValueError(f"policy {name}: {key} must be a number, got {value!r}") from None
         if options[key] < 0:

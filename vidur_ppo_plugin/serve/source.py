@@ -5,21 +5,21 @@ router cannot see: who waits, how full the KV cache is, and what others send to 
 the router's own, and a report sets what is to be added to them. A report that has grown stale adds nothing.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
 
-from vidur_ppo_plugin.routing.snapshot import (
-    ROW,
-    ROWS,
-    ClusterSnapshot,
-    FloatArray,
-    RequestInfo,
+from vidur_ppo_plugin.routing.averages import (
+    Arrivals,
+    counted_rate,
+    decayed_rate,
+    mean_output,
+    moved_average,
     updated_typical_prompt,
 )
+from vidur_ppo_plugin.routing.snapshot import ROW, ROWS, ClusterSnapshot, FloatArray, RequestInfo
 
 from .reports import Report
 
@@ -37,9 +37,6 @@ _TOKEN_TIME = ROW["token_time_s"]
 _TYPICAL = ROW["typical_prompt_tokens"]
 _SPEED = ROW["speed_factor"]
 
-# As in the simulator: weight of the newest latency in the moving average, and the time that rates are averaged over.
-_LATENCY_WEIGHT = 0.1
-RATE_WINDOW_S = 10.0
 # Tokens of a prompt that somebody else sent: nobody tells us, so as many as ours have in the mean.
 _PROMPT_WEIGHT = 0.02
 
@@ -120,8 +117,7 @@ class VllmReplicaSource:
         self._finished_requests = 0
         self._finished_decode_tokens = 0
         self._mean_prompt_tokens = 0.0
-        self._last_arrival_s: float | None = None
-        self._arrival_rate_per_s = 0.0
+        self._arrivals = Arrivals()
 
     # --- Who is there ---
 
@@ -144,14 +140,9 @@ class VllmReplicaSource:
 
     def request_info(self, prompt_tokens: int, now_s: float) -> RequestInfo:
         """What a router knows of a request that arrives now; call it once for each request, in order."""
-        since_s = 0.0 if self._last_arrival_s is None else now_s - self._last_arrival_s
-        self._arrival_rate_per_s *= math.exp(-since_s / RATE_WINDOW_S)
-        info = RequestInfo(prompt_tokens, now_s, since_s, self._arrival_rate_per_s)
-        self._arrival_rate_per_s += 1.0 / RATE_WINDOW_S
-        self._last_arrival_s = now_s
         mean = self._mean_prompt_tokens
         self._mean_prompt_tokens = mean + _PROMPT_WEIGHT * (prompt_tokens - mean) if mean else prompt_tokens
-        return info
+        return self._arrivals.request_info(prompt_tokens, now_s)
 
     def on_dispatch(
         self, replica: Replica, prompt_tokens: int, now_s: float, *, is_hidden: bool, max_tokens: int | None = None
@@ -202,10 +193,9 @@ class VllmReplicaSource:
             return
         self._finished_requests += 1
         self._finished_decode_tokens += completed_tokens
-        latency_s, mean_s = now_s - flight.sent_at_s, own[_LATENCY]
-        own[_LATENCY] = mean_s + _LATENCY_WEIGHT * (latency_s - mean_s) if mean_s > 0 else latency_s
+        own[_LATENCY] = moved_average(own[_LATENCY], now_s - flight.sent_at_s)
         self._take_token_time(flight, now_s, completed_tokens)
-        own[_RATE] = own[_RATE] * math.exp((replica.rate_updated_s - now_s) / RATE_WINDOW_S) + 1.0 / RATE_WINDOW_S
+        own[_RATE] = counted_rate(own[_RATE], replica.rate_updated_s, now_s)
         replica.rate_updated_s = now_s
 
     def _take_token_time(self, flight: Flight, now_s: float, num_tokens: int) -> None:
@@ -214,8 +204,7 @@ class VllmReplicaSource:
         if num_tokens < 2 or flight.started_at_s is None or (flight.is_hidden and not replica.has_report):
             return
         token_s = replica.tbt_s if flight.is_hidden else (now_s - flight.started_at_s) / (num_tokens - 1)
-        mean_s = own[_TOKEN_TIME]
-        own[_TOKEN_TIME] = mean_s + _LATENCY_WEIGHT * (token_s - mean_s) if mean_s > 0 else token_s
+        own[_TOKEN_TIME] = moved_average(own[_TOKEN_TIME], token_s)
 
     # --- What backends report ---
 
@@ -262,9 +251,7 @@ class VllmReplicaSource:
     @property
     def expected_decode_tokens(self) -> float:
         """Mean output length of the finished requests, or the initial guess before any has finished."""
-        if self._finished_requests == 0:
-            return self.assumed.decode_tokens
-        return self._finished_decode_tokens / self._finished_requests
+        return mean_output(self._finished_requests, self._finished_decode_tokens, self.assumed.decode_tokens)
 
     def snapshot(self, now_s: float, replicas: Sequence[Replica] | None = None) -> ClusterSnapshot:
         """The cluster as of `now_s`: all replicas, or those given, in their order."""
@@ -291,7 +278,7 @@ class VllmReplicaSource:
         values[_RUNNING, column] = outstanding - replica.num_waiting - foreign_waiting
         values[_KV_USED, column] = min(max(own[_CONTEXT] / block_size + replica.extra_kv_blocks, 0.0), own[_KV_TOTAL])
         if own[_RATE]:
-            values[_RATE, column] *= math.exp((replica.rate_updated_s - now_s) / RATE_WINDOW_S)
+            values[_RATE, column] = decayed_rate(own[_RATE], replica.rate_updated_s, now_s)
         if foreign:
             values[_OUTSTANDING, column] = outstanding
             values[_PREFILL, column] += foreign_waiting * self._mean_prompt_tokens

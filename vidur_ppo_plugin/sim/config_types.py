@@ -2,11 +2,12 @@
 
 Defining a subclass is all it takes for Vidur to offer its flags, so importing this module is phase 1 of
 plugin loading. It must not import anything of Vidur but `vidur.config` and `vidur.types` (see `_autoload.py`).
-Vidur looks at direct bases only, hence one class per type, each derived directly from the base.
+Vidur looks at direct bases only, hence one class per type, each derived directly from the base. Those of the heuristics
+are made from their table.
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, make_dataclass
+from typing import TYPE_CHECKING, Any
 
 from vidur.config import (
     BaseExecutionTimePredictorConfig,
@@ -17,17 +18,14 @@ from vidur.config import (
 )
 
 from vidur_ppo_plugin.flags import (
-    LeastTokensFlags,
     LognormalLengthFlags,
     MixtureLengthFlags,
     PPOModularFlags,
     RenewalFlags,
     ReplayFlags,
     RooflineFlags,
-    ShortestDelayFlags,
-    SizeSplitFlags,
-    TieBreakingFlags,
 )
+from vidur_ppo_plugin.routing.heuristics import HEURISTICS, Heuristic
 
 if TYPE_CHECKING:
     from enum import IntEnum as BaseIntEnum  # what Vidur's is; Vidur has no types
@@ -35,17 +33,9 @@ else:
     from vidur.types import BaseIntEnum
 
 
-class PluginGlobalSchedulerType(BaseIntEnum):
-    """Our scheduler types. IntEnums compare by value across enums: stay far away from Vidur's 1 to 3."""
-
-    PPO_MODULAR = 1001
-    LEAST_OUTSTANDING = 1002
-    POWER_OF_TWO = 1003
-    LEAST_KV = 1004
-    LEAST_TOKENS = 1005
-    SHORTEST_DELAY = 1006
-    SIZE_SPLIT = 1007
-    LEAST_WORK = 1008
+#: Our scheduler types. IntEnums compare by value across enums: all stay far away from Vidur's 1 to 3.
+_SCHEDULER_TYPES = {"PPO_MODULAR": 1001, **{name.upper(): entry.type_id for name, entry in HEURISTICS.items()}}
+PluginGlobalSchedulerType = BaseIntEnum("PluginGlobalSchedulerType", _SCHEDULER_TYPES, module=__name__)  # type: ignore[misc]
 
 
 class PluginExecutionTimePredictorType(BaseIntEnum):
@@ -78,71 +68,24 @@ class PPOGlobalSchedulerModularConfig(PPOModularFlags, BaseGlobalSchedulerConfig
     """`--global_scheduler_config_type ppo_modular`."""
 
     @staticmethod
-    def get_type() -> PluginGlobalSchedulerType:
-        return PluginGlobalSchedulerType.PPO_MODULAR
+    def get_type() -> Any:
+        return PluginGlobalSchedulerType["PPO_MODULAR"]
 
 
-@dataclass
-class LeastOutstandingGlobalSchedulerConfig(TieBreakingFlags, BaseGlobalSchedulerConfig):
-    """`--global_scheduler_config_type least_outstanding`."""
-
-    @staticmethod
-    def get_type() -> PluginGlobalSchedulerType:
-        return PluginGlobalSchedulerType.LEAST_OUTSTANDING
-
-
-@dataclass
-class PowerOfTwoGlobalSchedulerConfig(TieBreakingFlags, BaseGlobalSchedulerConfig):
-    """`--global_scheduler_config_type power_of_two`."""
-
-    @staticmethod
-    def get_type() -> PluginGlobalSchedulerType:
-        return PluginGlobalSchedulerType.POWER_OF_TWO
+def _heuristic_config(heuristic: Heuristic) -> Any:
+    """The config class of a heuristic's scheduler, `--global_scheduler_config_type` with its name."""
+    scheduler_type = PluginGlobalSchedulerType[heuristic.name.upper()]
+    namespace = {
+        "__doc__": f"`--global_scheduler_config_type {heuristic.name}`.",
+        "__module__": __name__,
+        "get_type": staticmethod(lambda: scheduler_type),
+    }
+    name = f"{heuristic.class_name}GlobalSchedulerConfig"
+    bases = (heuristic.flags, BaseGlobalSchedulerConfig)
+    return make_dataclass(name, [], bases=bases, namespace=namespace)
 
 
-@dataclass
-class LeastKvGlobalSchedulerConfig(TieBreakingFlags, BaseGlobalSchedulerConfig):
-    """`--global_scheduler_config_type least_kv`."""
-
-    @staticmethod
-    def get_type() -> PluginGlobalSchedulerType:
-        return PluginGlobalSchedulerType.LEAST_KV
-
-
-@dataclass
-class LeastTokensGlobalSchedulerConfig(LeastTokensFlags, BaseGlobalSchedulerConfig):
-    """`--global_scheduler_config_type least_tokens`."""
-
-    @staticmethod
-    def get_type() -> PluginGlobalSchedulerType:
-        return PluginGlobalSchedulerType.LEAST_TOKENS
-
-
-@dataclass
-class LeastWorkGlobalSchedulerConfig(TieBreakingFlags, BaseGlobalSchedulerConfig):
-    """`--global_scheduler_config_type least_work`."""
-
-    @staticmethod
-    def get_type() -> PluginGlobalSchedulerType:
-        return PluginGlobalSchedulerType.LEAST_WORK
-
-
-@dataclass
-class ShortestDelayGlobalSchedulerConfig(ShortestDelayFlags, BaseGlobalSchedulerConfig):
-    """`--global_scheduler_config_type shortest_delay`."""
-
-    @staticmethod
-    def get_type() -> PluginGlobalSchedulerType:
-        return PluginGlobalSchedulerType.SHORTEST_DELAY
-
-
-@dataclass
-class SizeSplitGlobalSchedulerConfig(SizeSplitFlags, BaseGlobalSchedulerConfig):
-    """`--global_scheduler_config_type size_split`."""
-
-    @staticmethod
-    def get_type() -> PluginGlobalSchedulerType:
-        return PluginGlobalSchedulerType.SIZE_SPLIT
+globals().update({made.__name__: made for made in map(_heuristic_config, HEURISTICS.values())})
 
 
 @dataclass

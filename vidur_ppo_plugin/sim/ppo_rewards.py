@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vidur_ppo_plugin.flags import PPOModularFlags
-from vidur_ppo_plugin.routing.heuristics import least_tokens
 from vidur_ppo_plugin.routing.marginal_delay import DrainCost, marginal_delay
 from vidur_ppo_plugin.routing.reward import HybridReward, QueueDelay
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot
@@ -49,7 +48,7 @@ class DecisionRewards:
             reward = self._queue_delay.take(now_s)
             self._note({"queue_delay": reward})
             return reward
-        loads = least_tokens(snapshot)
+        loads = snapshot.token_load
         mean = loads.mean()
         parts = self._hybrid.reward(
             now_s,

@@ -14,11 +14,10 @@ import numpy as np
 from vidur_ppo_plugin.flags import PPOModularFlags, drains_of
 from vidur_ppo_plugin.learn.agent import Agent
 from vidur_ppo_plugin.learn.build import build_agent
-from vidur_ppo_plugin.learn.features import build_features
+from vidur_ppo_plugin.learn.features import build_features, build_prior
 from vidur_ppo_plugin.learn.guard import Outcome
-from vidur_ppo_plugin.policy.compiled_actor import CompiledActor
+from vidur_ppo_plugin.policy.actor import Actor
 from vidur_ppo_plugin.routing.delay_model import DelayModel
-from vidur_ppo_plugin.routing.prior import Prior
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
 from vidur_ppo_plugin.routing.visibility import Visibility
 from vidur_ppo_plugin.twin.acting import ActingTwin
@@ -62,18 +61,18 @@ class RecentRequests:
         replays = [Requests(arrived_at_s, *(column[order] for column in lengths)) for order in orders]
         agent = build_agent(self._flags, num_replicas=self._config.num_replicas, delay_model=self._delay_model)
         agent.load_policy(network)
-        actor, is_sampled = agent.actor, 0 < self._flags.max_candidates < self._config.num_replicas
-        if isinstance(actor, CompiledActor) and not is_sampled:
+        actor, is_sampled = agent.policy.actor, 0 < self._flags.max_candidates < self._config.num_replicas
+        if isinstance(actor, Actor) and not is_sampled:
             return self._play_compiled(actor, replays, rng)
         return [self._play(agent, requests) for requests in replays]
 
-    def _play_compiled(self, actor: CompiledActor, replays: list[Requests], rng: np.random.Generator) -> list[Outcome]:
+    def _play_compiled(self, actor: Actor, replays: list[Requests], rng: np.random.Generator) -> list[Outcome]:
         """All replays at once."""
         flags, size = self._flags, len(replays[0])
         twin = ActingTwin(
             self._config,
             replays,
-            prior=Prior(flags.prior, weight=flags.prior_weight, delay_model=self._delay_model),
+            prior=build_prior(flags, self._delay_model),
             features=build_features(flags),
             tail_preferences=[flags.tail_preference] * len(replays),
             report_delay_s=flags.report_delay_s,
@@ -98,7 +97,7 @@ class RecentRequests:
         seen = Visibility.from_flags(self._flags, self._config.num_replicas)
 
         def decide(snapshot: ClusterSnapshot, request: RequestInfo) -> int:
-            replica = agent.decide(*agent.observe(seen.view(snapshot), request))
+            replica = agent.policy(seen.view(snapshot), request)
             seen.on_dispatch(replica, request.prompt_tokens)
             return replica
 

@@ -17,14 +17,21 @@ from typing import Any
 import numpy as np
 from vidur.entities import Batch
 
-from vidur_ppo_plugin.routing import compiled
+from vidur_ppo_plugin.routing.averages import (
+    Arrivals,
+    bring_to_now,
+    counted_rate,
+    mean_output,
+    moved_average,
+    updated_typical_prompt,
+)
+from vidur_ppo_plugin.routing.compiled import compiled
 from vidur_ppo_plugin.routing.snapshot import (
     ROW,
     ROWS,
     ClusterSnapshot,
     FloatArray,
     RequestInfo,
-    updated_typical_prompt,
 )
 
 _OUTSTANDING = ROW["outstanding_requests"]
@@ -41,10 +48,9 @@ _TOKEN_TIME = ROW["token_time_s"]
 _TYPICAL = ROW["typical_prompt_tokens"]
 _SPEED = ROW["speed_factor"]
 
-# Weight of the newest latency in the moving average, and the time over which rates are averaged.
-_LATENCY_WEIGHT = 0.1
-_RATE_WINDOW_S = 10.0
-_KERNEL = "vidur_ppo_plugin.sim.snapshot_kernel"
+_bring_to_now_compiled = compiled(bring_to_now)
+# In larger fleets it is compiled in any case: the decisions of a run would otherwise take longer than to import numba.
+_MOST_PLAIN = 16
 
 
 class VidurReplicaSource:
@@ -62,7 +68,7 @@ class VidurReplicaSource:
     ) -> None:
         """`num_waiting_slots`: how many waiting requests of each replica a snapshot shows one by one.
 
-        `is_compiled`: use numba if possible, which takes a third of a second to import.
+        `is_compiled`: use numba, which takes a third of a second to import, also for few replicas.
         `on_completion(replica index, request)` is called for each request that completes, at its completion.
         """
         self.num_replicas = len(replica_schedulers)
@@ -82,7 +88,8 @@ class VidurReplicaSource:
         self._finished_requests = 0
         self._finished_decode_tokens = 0
         self._on_completion = on_completion
-        self._age = compiled.load(_KERNEL, "age") or _age if is_compiled else _age
+        is_compiled |= self.num_replicas > _MOST_PLAIN
+        self._bring_to_now = _bring_to_now_compiled if is_compiled else bring_to_now
         #: Batches that have ended, and the requests in them, on all replicas.
         self.num_batches = 0
         self.num_batched_requests = 0
@@ -97,17 +104,14 @@ class VidurReplicaSource:
         self._num_shown = [0] * self.num_replicas
         self._rate_updated_s = np.zeros(self.num_replicas)
         self._rate_updated_cells = _cells(self._rate_updated_s)
-        self._last_arrival_s: float | None = None
-        self._arrival_rate_per_s = 0.0
+        self._arrivals = Arrivals()
         for index, scheduler in enumerate(self._schedulers):
             self._hook(index, scheduler)
 
     @property
     def expected_decode_tokens(self) -> float:
         """Mean output length of the finished requests, or the initial guess before any has finished."""
-        if self._finished_requests == 0:
-            return self._initial_decode_tokens
-        return self._finished_decode_tokens / self._finished_requests
+        return mean_output(self._finished_requests, self._finished_decode_tokens, self._initial_decode_tokens)
 
     def snapshot(self, now_s: float) -> ClusterSnapshot:
         """The cluster as of `now_s`."""
@@ -115,7 +119,7 @@ class VidurReplicaSource:
             self._read_occupancy(index)
         self._moved.clear()
         values, waiting = self._counters.copy(), self._waiting.copy()
-        self._age(values, waiting, self._rate_updated_s, now_s, _RATE_WINDOW_S)
+        self._bring_to_now(values, waiting, self._rate_updated_s, now_s)
         return ClusterSnapshot(
             now_s,
             values,
@@ -126,13 +130,7 @@ class VidurReplicaSource:
 
     def request_info(self, request: Any) -> RequestInfo:
         """What a router knows of a request that arrives now; call it once for each request, in order."""
-        now_s = request.arrived_at
-        since_s = 0.0 if self._last_arrival_s is None else now_s - self._last_arrival_s
-        self._arrival_rate_per_s *= math.exp(-since_s / _RATE_WINDOW_S)
-        info = RequestInfo(request.num_prefill_tokens, now_s, since_s, self._arrival_rate_per_s)
-        self._arrival_rate_per_s += 1.0 / _RATE_WINDOW_S
-        self._last_arrival_s = now_s
-        return info
+        return self._arrivals.request_info(request.num_prefill_tokens, request.arrived_at)
 
     def requests_in_flight(self, index: int) -> list[Any]:
         """Vidur's requests in flight on a replica, in order of dispatch; for training credit, never for decisions."""
@@ -221,14 +219,12 @@ class VidurReplicaSource:
         cells[_DECODED * size + index] -= decode_tokens
         self._finished_requests += 1
         self._finished_decode_tokens += decode_tokens
-        latency_s, mean_s = now_s - request._arrived_at, cells[_LATENCY * size + index]
-        cells[_LATENCY * size + index] = mean_s + _LATENCY_WEIGHT * (latency_s - mean_s) if mean_s > 0 else latency_s
+        latency, token_time, rate = _LATENCY * size + index, _TOKEN_TIME * size + index, _RATE * size + index
+        cells[latency] = moved_average(cells[latency], now_s - request._arrived_at)
         if decode_tokens > 1:
             token_s = (now_s - request._prefill_completed_at) / (decode_tokens - 1)
-            mean_s = cells[_TOKEN_TIME * size + index]
-            cells[_TOKEN_TIME * size + index] = mean_s + _LATENCY_WEIGHT * (token_s - mean_s) if mean_s > 0 else token_s
-        decay = math.exp((self._rate_updated_cells[index] - now_s) / _RATE_WINDOW_S)
-        cells[_RATE * size + index] = cells[_RATE * size + index] * decay + 1.0 / _RATE_WINDOW_S
+            cells[token_time] = moved_average(cells[token_time], token_s)
+        cells[rate] = counted_rate(cells[rate], self._rate_updated_cells[index], now_s)
         self._rate_updated_cells[index] = now_s
         if self._on_completion is not None:
             self._on_completion(index, request)
@@ -255,7 +251,7 @@ class VidurReplicaSource:
         cells[_DECODED * size + index] += new_context - prefilled
 
     def _count_kv_parallel_batch(self, index: int, batch: Any) -> None:
-        """The same where a request's KV cache spans groups: it is in several sub-batches and counts once."""
+        """Count a batch where KV caches span groups: a request is in several sub-batches and counts once."""
         tokens = batch._req_num_q_token_map
         prefilled = sum(
             tokens[request.id]
@@ -267,17 +263,6 @@ class VidurReplicaSource:
         new_context = sum(tokens.values()) + _first_tokens(batch._requests, len(batch._requests))
         cells[_CONTEXT * size + index] += new_context
         cells[_DECODED * size + index] += new_context - prefilled
-
-
-def _age(
-    values: FloatArray, waiting: FloatArray, rate_updated_s: FloatArray, now_s: float, rate_window_s: float
-) -> None:
-    """Make ages of arrival times, and let rates decay; the reference of `snapshot_kernel`."""
-    ages_s = waiting[len(waiting) // 2 :]
-    np.subtract(now_s, ages_s, out=ages_s)
-    np.maximum(ages_s, 0.0, out=ages_s)
-    values[_OLDEST] = ages_s[0]
-    values[_RATE] *= np.exp((rate_updated_s - now_s) / rate_window_s)
 
 
 def _cells(matrix: FloatArray) -> "memoryview[float]":

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from vidur_ppo_plugin.flags import BALANCED
+from vidur_ppo_plugin.policy.actor import Weights
 
 from .config import TrainConfig
 from .engines import Engine
 from .episodes import FIRST_EVALUATION_SEED
-from .observing import Weights
 from .worker import POLICY, EvaluateJob
 
 #: Metrics of a run, one number for each seed.

@@ -13,7 +13,7 @@ from vidur_ppo_plugin.learn.policy_checkpoint import is_policy_only
 from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
 from vidur_ppo_plugin.record.decision_log import RecordError, read_record
 from vidur_ppo_plugin.routing.delay_model import DelayModel
-from vidur_ppo_plugin.routing.features import FeatureScales, FeatureTable
+from vidur_ppo_plugin.routing.features import FeatureTable
 from vidur_ppo_plugin.routing.prior import Prior
 
 from .config import TrainConfig, load_config
@@ -61,13 +61,7 @@ def _policy(loaded: checkpoint.Checkpoint, config: TrainConfig) -> tuple[ActorCr
     try:
         network = ActorCritic(NetworkShape(**metadata["network"]))
         network.load_state_dict(_holder(loaded)["network"])
-        definition = metadata["features"]
-        features = FeatureTable(
-            num_waiting_slots=definition["num_waiting_slots"],
-            trend_window=definition["trend_window"],
-            scales=FeatureScales(**definition["scales"]),
-            tail_preference=config.flags.tail_preference,
-        )
+        features = FeatureTable.of(metadata["features"], config.flags.tail_preference)
         delay_model = DelayModel.from_roofline(reference_roofline(), CHUNK_SIZE)
         prior = Prior(metadata["prior"], weight=metadata["prior_weight"], delay_model=delay_model)
     except (KeyError, TypeError) as error:

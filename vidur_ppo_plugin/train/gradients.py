@@ -12,13 +12,12 @@ from vidur_ppo_plugin.learn.parameters import Coefficients, ppo_parameters
 from vidur_ppo_plugin.learn.ppo import PPO
 from vidur_ppo_plugin.learn.rollout import Rollout
 from vidur_ppo_plugin.learn.shard import Shard
+from vidur_ppo_plugin.policy.actor import Weights, actor_weights
 from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
-from vidur_ppo_plugin.policy.numpy_actor import actor_weights
 from vidur_ppo_plugin.routing.features import Float32Array
 
 from .config import TrainConfig
 from .engines import Engine
-from .observing import Weights
 from .worker import LOST, CollectJob, GradientJob, PrepareJob
 
 #: The gradient of a part of a minibatch by the names of parameters; and the metrics.

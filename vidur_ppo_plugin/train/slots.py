@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from vidur_ppo_plugin.learn.features import build_features
+from vidur_ppo_plugin.learn.features import build_features, build_prior
 from vidur_ppo_plugin.learn.rollout import Rollout
 from vidur_ppo_plugin.routing.features import Float32Array, Observation
-from vidur_ppo_plugin.routing.prior import Prior
 from vidur_ppo_plugin.routing.reward import QueueDelay
 from vidur_ppo_plugin.routing.snapshot import FloatArray
 from vidur_ppo_plugin.twin.acting import ActingTwin
@@ -90,7 +89,7 @@ def open_clusters(config: TrainConfig, episode: Episode, cluster: Cluster, reque
     return ActingTwin(
         cluster.twin,
         requests,
-        prior=Prior(flags.prior, weight=flags.prior_weight, delay_model=cluster.delay_model),
+        prior=build_prior(flags, cluster.delay_model),
         features=build_features(flags),
         tail_preferences=episode.tail_preferences,
         report_delay_s=episode.report_delay_s,

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from vidur_ppo_plugin.learn.build import build_agent
 from vidur_ppo_plugin.learn.curriculum import Curriculum
 from vidur_ppo_plugin.learn.ppo import NonFiniteUpdate
+from vidur_ppo_plugin.policy.actor import Weights
 from vidur_ppo_plugin.record.progress import Progress
 
 from .clusters import Cluster
@@ -26,7 +27,6 @@ from .config import TrainConfig, replica_counts
 from .engines import Engine
 from .evaluation import Evaluator, Result
 from .gradients import WorkerShards, weights_of
-from .observing import Weights
 from .recording import open_recorder, served_row, share_row
 from .slots import Exploration, Served
 from .state import Slots, TrainingState

@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vidur_ppo_plugin.flags import PPOModularFlags
-from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
+from vidur_ppo_plugin.learn.features import build_observer
+from vidur_ppo_plugin.policy.actor import Actor
 from vidur_ppo_plugin.routing.snapshot import FloatArray
 from vidur_ppo_plugin.routing.visibility import Visibility
 from vidur_ppo_plugin.scenario import Scenario
@@ -21,7 +22,6 @@ from vidur_ppo_plugin.workload.requests import Requests
 
 from .clusters import Cluster
 from .episodes import Episode
-from .observing import Observer
 
 
 class VidurClusters:
@@ -37,7 +37,7 @@ class VidurClusters:
 
     def play(
         self,
-        actor: NumpyActor,
+        actor: Actor,
         steps: int,
         *,
         temperature: float = 0.0,
@@ -103,7 +103,7 @@ class _Run:
         # Exact where the twin covers the cluster, as in the twin itself.
         self.simulation = SteppedVidur(vidur_flags, flags, has_exact_credit=cluster.twin is not None)
         self._visibility = Visibility(report_delay_s=episode.report_delay_s, drains=episode.drains(requests))
-        self._observer = Observer(flags, cluster.delay_model)
+        self._observer = build_observer(flags, cluster.delay_model)
         self._look()
 
     def _look(self) -> None:
@@ -113,14 +113,14 @@ class _Run:
         self.in_flight = truth.outstanding_requests.copy()
         self.load = truth.token_load.copy()
         seen = self._visibility.view(truth)
-        observation, self._prior_logits = self._observer(seen, info)
+        observation, self._prior_logits, _ = self._observer.observe(seen, info)
         self.replicas, self.request = observation.replicas, observation.request
         self.oldest_wait_s = float(seen.oldest_wait_s.max())
         self._prompt_tokens = info.prompt_tokens
 
     def play(
         self,
-        actor: NumpyActor,
+        actor: Actor,
         exploration: tuple[float, float],
         uniforms: FloatArray,
         forced: IntArray,

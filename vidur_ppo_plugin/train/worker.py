@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,10 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from vidur_ppo_plugin.envs.settings import changed
 from vidur_ppo_plugin.flags import BALANCED
+from vidur_ppo_plugin.learn.features import build_features, build_prior
 from vidur_ppo_plugin.learn.parameters import Coefficients
-from vidur_ppo_plugin.policy.numpy_actor import NumpyActor
+from vidur_ppo_plugin.policy.actor import Actor, Weights
+from vidur_ppo_plugin.policy.policy import Policy
 from vidur_ppo_plugin.routing.routers import build_router
 from vidur_ppo_plugin.routing.visibility import Visibility
 from vidur_ppo_plugin.twin.play import play
@@ -21,7 +24,6 @@ from vidur_ppo_plugin.twin.play import play
 from .clusters import Cluster
 from .config import TrainConfig, scenario_of
 from .episodes import Episode
-from .observing import GreedyPolicy, Weights, build_actor
 from .slots import Exploration, Served, Slot, rollouts_of
 
 if TYPE_CHECKING:
@@ -138,7 +140,7 @@ class Worker:
         return self._evaluate(job, weights)
 
     def _collect(self, job: CollectJob, weights: Weights) -> CollectResult:
-        actor, steps = build_actor(weights), self._flags.rollout_len
+        actor, steps = Actor(*weights), self._flags.rollout_len
         experiences, rollouts = [], []
         for task in job.tasks:
             slot = self._slot(task, actor)
@@ -178,7 +180,7 @@ class Worker:
         shard = self._shards[job.key]
         return self._shard_learner(weights).gradient(shard, job.minibatch, job.normalisation, job.coefficients, weights)
 
-    def _slot(self, task: SlotTask, actor: NumpyActor) -> Slot:
+    def _slot(self, task: SlotTask, actor: Actor) -> Slot:
         """The slot where the task has it: the one that is there, or a new one that repeats the decisions."""
         number = task.episode.slot
         slot = self._slots.get(number)
@@ -200,7 +202,8 @@ class Worker:
         if job.router == POLICY:
             assert weights is not None
             flags = dataclasses.replace(self._flags, tail_preference=job.tail_preference)
-            router: Any = GreedyPolicy(build_actor(weights), flags, cluster.delay_model)
+            prior = build_prior(flags, cluster.delay_model)
+            router: Any = Policy(Actor(*weights), build_features(flags), prior, random.Random(flags.seed))
         else:
             router = build_router(job.router, seed=job.seed, delay_model=cluster.delay_model)
         visibility = Visibility(report_delay_s=scenario.report_delay_s, drains=scenario.drains(requests))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from vidur_ppo_plugin.policy.compiled_actor import CompiledActor
+from vidur_ppo_plugin.policy.actor import Actor
 from vidur_ppo_plugin.routing.features import FeatureTable
 from vidur_ppo_plugin.routing.prior import Prior
 from vidur_ppo_plugin.routing.visibility import Drain
@@ -52,7 +52,7 @@ class ActingTwin(VectorTwin):
         report_delay_s: float = 0.0,
         drains: Sequence[Sequence[Drain]] | None = None,
     ) -> None:
-        """As `VectorTwin`; the policy sees old reports, and drained replicas are not chosen."""
+        """The arguments are those of `VectorTwin`; the policy sees old reports, drained replicas are not chosen."""
         super().__init__(
             config,
             requests,
@@ -61,12 +61,12 @@ class ActingTwin(VectorTwin):
             report_delay_s=report_delay_s,
             drains=drains,
         )
-        self._prior = prior.kernel_constants
+        self._prior = prior.rules
         self._token_s = config.prefill_s_per_token / self._speed_factors
 
     def play(
         self,
-        actor: CompiledActor,
+        actor: Actor,
         steps: int,
         *,
         temperature: float = 0.0,
@@ -102,7 +102,7 @@ class ActingTwin(VectorTwin):
         credit = Credit(int(with_credit), float(latency_power), float(backlog_weight), self._token_s)
         return self._play(actor, choice, credit)
 
-    def _play(self, actor: CompiledActor, choice: Choice, credit: Credit) -> Played:
+    def _play(self, actor: Actor, choice: Choice, credit: Credit) -> Played:
         shape, sight = choice.forced.shape, self._sight
         size, num_request_features = self.num_replicas, sight.requests.shape[1]
         played = Played(
@@ -142,7 +142,7 @@ class ActingTwin(VectorTwin):
 
     @property
     def oldest_wait_s(self) -> FloatArray:
-        """Of each cluster at its next request: the longest wait of a request in a queue that the router sees."""
+        """The longest wait, at the next request of each cluster, of a request in a queue that the router sees."""
         self.observe()
         figures = self._sight.shown if self._report_delay_s else self._sight.truth
         longest: FloatArray = figures[:, acting_kernels.OLDEST].max(axis=1)

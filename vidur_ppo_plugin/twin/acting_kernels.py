@@ -7,21 +7,18 @@ had to stop: `made` counts decisions, and everything that can fail comes before 
 import math
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from vidur_ppo_plugin.policy.forward_kernel import forward
-from vidur_ppo_plugin.routing.prior_kernel import prior_logits
+from vidur_ppo_plugin.policy.forward import forward
+from vidur_ppo_plugin.policy.policy import MASKED
+from vidur_ppo_plugin.routing.prior import prior_logits
 from vidur_ppo_plugin.routing.snapshot import ROW
 
 from .compiling import entry, helper
 from .layout import DONE, FREE, NO_SLOT, PREFILL_TOKENS, Float32Array, FloatArray, IntArray
 from .vector_kernels import act_in_cluster, increase_in_cluster, observe_cluster
-from .viewing import NUM_ROWS, mask_drained
+from .visibility import NUM_ROWS, mask_drained
 
 #: Beside the outcomes of `layout`: the policy gave a logit that is no number.
 NOT_FINITE = 100
-#: Logit of a replica that must not be chosen: finite, so that arithmetic stays finite; nothing comes near it.
-MASKED = np.float32(-1e9)
 OLDEST, OUTSTANDING = ROW["oldest_wait_s"], ROW["outstanding_requests"]
 
 
@@ -78,7 +75,7 @@ def play_all(
     made: Any,
     played: Any,
 ) -> Any:
-    """As many decisions of every cluster as `played` has room for; then bring it to the next request."""
+    """Fill `played` with decisions of every cluster, while it has requests; then bring it to the next request."""
     steps = played.actions.shape[1]
     for c in range(len(made)):
         while made[c] < steps and workload.position[c] < workload.num_requests[c]:
@@ -124,14 +121,14 @@ def _decide(
             return outcome
     shown = sight.shown[c] if sight.visible.delay_s > 0.0 else sight.truth[c]
     k, logits = workload.position[c], played.prior_logits[c, t]
-    prior_logits(shown[:NUM_ROWS], sight.expected_shown[c], rules.block_size, workload.prompts[c, k], prior, logits)
+    facts = (workload.prompts[c, k], sight.expected_shown[c], rules.block_size)
+    logits[:] = prior_logits(shown[:NUM_ROWS], facts, prior)
     mask_drained(sight.visible, c, workload.arrived_s[c, k], MASKED, logits)
     played.replicas[c, t] = sight.replicas[c]
     played.request[c, t] = sight.requests[c]
     played.oldest_wait_s[c, t] = shown[OLDEST].max()
     played.in_flight[c, t] = sight.truth[c, OUTSTANDING].sum()
-    w1, w2, w_own, w_pooled, w3, vectors = weights
-    logits = forward(sight.replicas[c], sight.requests[c], logits, w1, w2, w_own, w_pooled, w3, vectors)
+    logits = forward(sight.replicas[c], sight.requests[c], logits, weights)
     played.logits[c, t] = logits
     action = choice.forced[c, t]
     if action < 0:

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
-from vidur_ppo_plugin.routing.compiled import compiled
+from vidur_ppo_plugin.routing.compiled import dispatcher
 
 
 def helper(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiled into the functions that call it."""
-    return compiled(function, nogil=True)
+    return dispatcher(function, nogil=True)
 
 
 def entry(function: Callable[..., Any]) -> Callable[..., Any]:
     """Called from Python: compiled once, kept on disk; other threads run on during a call."""
-    return compiled(function, keep=True, nogil=True)
+    return dispatcher(function, keep=True, nogil=True)

@@ -10,7 +10,7 @@ existed: of a batch that ends at that very moment, the router still sees the sta
 import math
 from typing import Any
 
-from vidur_ppo_plugin.routing.snapshot import updated_typical_prompt
+from vidur_ppo_plugin.routing.averages import counted_rate, moved_average, updated_typical_prompt
 
 from .batching import form_batch
 from .compiling import helper
@@ -88,10 +88,6 @@ from .queues import append, free_blocks, insert_by_arrival
 from .steady import skip_steady
 from .timing import time_batch
 
-# As in `sim.replica_source`: weight of the newest latency in the average, and what rates are averaged over.
-LATENCY_WEIGHT = 0.1
-RATE_WINDOW_S = 10.0
-_updated_typical_prompt = helper(updated_typical_prompt)
 # MARKER while there are events before the decision.
 _NOT_REACHED = -1
 
@@ -171,7 +167,7 @@ def submit_to_cells(
     append(i, QUEUE, q)
     i[OUTSTANDING] += 1
     i[PREFILL_TOKENS] += prompt_tokens
-    f[TYPICAL_PROMPT] = _updated_typical_prompt(f[TYPICAL_PROMPT], prompt_tokens)
+    f[TYPICAL_PROMPT] = updated_typical_prompt(f[TYPICAL_PROMPT], prompt_tokens)
     # Requests that arrive at one moment are handed over together: one event for all of them.
     if f[SUBMITTED] != arrived_s:
         f[SUBMITTED] = arrived_s
@@ -305,13 +301,10 @@ def _complete(i: Any, f: Any, entry: Any, row: int, q: int) -> None:
     i[DECODED_TOKENS] -= decode_tokens
     i[FINISHED] += 1
     i[FINISHED_DECODE_TOKENS] += decode_tokens
-    latency_s, mean_s = f[NOW] - f[q + ARRIVED], f[RECENT_LATENCY]
-    f[RECENT_LATENCY] = mean_s + LATENCY_WEIGHT * (latency_s - mean_s) if mean_s > 0 else latency_s
+    f[RECENT_LATENCY] = moved_average(f[RECENT_LATENCY], f[NOW] - f[q + ARRIVED])
     if decode_tokens > 1:
-        token_s, mean_s = (f[NOW] - f[q + FIRST_TOKEN]) / (decode_tokens - 1), f[TOKEN_TIME]
-        f[TOKEN_TIME] = mean_s + LATENCY_WEIGHT * (token_s - mean_s) if mean_s > 0 else token_s
-    decay = math.exp((f[RATE_UPDATED] - f[NOW]) / RATE_WINDOW_S)
-    f[COMPLETION_RATE] = f[COMPLETION_RATE] * decay + 1.0 / RATE_WINDOW_S
+        f[TOKEN_TIME] = moved_average(f[TOKEN_TIME], (f[NOW] - f[q + FIRST_TOKEN]) / (decode_tokens - 1))
+    f[COMPLETION_RATE] = counted_rate(f[COMPLETION_RATE], f[RATE_UPDATED], f[NOW])
     f[RATE_UPDATED] = f[NOW]
     entry[LOG_ID] = i[q + ID]
     entry[LOG_ROW] = row

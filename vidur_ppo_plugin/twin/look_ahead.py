@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vidur_ppo_plugin.policy.compiled_actor import CompiledActor
+from vidur_ppo_plugin.policy.actor import Actor
 
 from .acting import ActingTwin
 from .layout import FloatArray
@@ -33,7 +33,7 @@ class Prospects:
         return means
 
 
-def look_ahead(twin: ActingTwin, actor: CompiledActor, num_later: int, rng: np.random.Generator) -> Prospects:
+def look_ahead(twin: ActingTwin, actor: Actor, num_later: int, rng: np.random.Generator) -> Prospects:
     """The prospects of the next request of every cluster, on every replica, with the `num_later` that follow it.
 
     Every cluster must have a next request. The generator breaks ties of the policy, alike in all copies of a cluster.

@@ -1,12 +1,11 @@
 """What a router sees of a replica, read off its cells; `sim.replica_source` counts the same in Vidur."""
 
-import math
 from typing import Any
 
+from vidur_ppo_plugin.routing.averages import decayed_rate
 from vidur_ppo_plugin.routing.snapshot import ROW
 
 from .compiling import helper
-from .events import RATE_WINDOW_S
 from .layout import (
     ADMITTED,
     ARRIVED,
@@ -45,7 +44,7 @@ def look(rules: Any, i: Any, f: Any, now_s: float, speed_factor: float, values: 
     values[_OLDEST, column] = max(now_s - f[i[QUEUE] + ARRIVED], 0.0) if i[QUEUE] >= 0 else 0.0
     values[_DECODED, column] = i[DECODED_TOKENS]
     values[_LATENCY, column] = f[RECENT_LATENCY]
-    values[_RATE, column] = f[COMPLETION_RATE] * math.exp((f[RATE_UPDATED] - now_s) / RATE_WINDOW_S)
+    values[_RATE, column] = decayed_rate(f[COMPLETION_RATE], f[RATE_UPDATED], now_s)
     values[_TOKEN_TIME, column] = f[TOKEN_TIME]
     values[_TYPICAL, column] = f[TYPICAL_PROMPT]
     values[_SPEED, column] = speed_factor

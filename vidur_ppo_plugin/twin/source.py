@@ -1,12 +1,10 @@
 """A `ReplicaSource` over a twin: the same snapshots as `sim.replica_source` gives of the same history in Vidur."""
 
-import math
-
 import numpy as np
 
+from vidur_ppo_plugin.routing.averages import Arrivals, mean_output
 from vidur_ppo_plugin.routing.snapshot import ROWS, ClusterSnapshot, RequestInfo
 
-from .events import RATE_WINDOW_S
 from .twin import Twin
 
 
@@ -18,8 +16,7 @@ class TwinReplicaSource:
         self.twin = twin
         self._initial_decode_tokens = initial_decode_tokens
         self._num_waiting_slots = num_waiting_slots
-        self._last_arrival_s: float | None = None
-        self._arrival_rate_per_s = 0.0
+        self._arrivals = Arrivals()
 
     @property
     def num_replicas(self) -> int:
@@ -35,15 +32,10 @@ class TwinReplicaSource:
             now_s,
             values,
             kv_block_size=self.twin.config.block_size,
-            expected_decode_tokens=decode_tokens / finished if finished else self._initial_decode_tokens,
+            expected_decode_tokens=mean_output(finished, decode_tokens, self._initial_decode_tokens),
             waiting=waiting,
         )
 
     def request_info(self, prompt_tokens: int, arrived_at_s: float) -> RequestInfo:
         """What a router knows of a request that arrives now; call it once for each request, in order."""
-        since_s = 0.0 if self._last_arrival_s is None else arrived_at_s - self._last_arrival_s
-        self._arrival_rate_per_s *= math.exp(-since_s / RATE_WINDOW_S)
-        info = RequestInfo(prompt_tokens, arrived_at_s, since_s, self._arrival_rate_per_s)
-        self._arrival_rate_per_s += 1.0 / RATE_WINDOW_S
-        self._last_arrival_s = arrived_at_s
-        return info
+        return self._arrivals.request_info(prompt_tokens, arrived_at_s)

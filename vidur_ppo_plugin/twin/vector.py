@@ -18,7 +18,7 @@ from .layout import FloatArray, IntArray
 from .machine import Machine
 from .twin import Completions
 from .vector_kernels import Sight, Workload
-from .viewing import NUM_ROWS, new_view
+from .visibility import NUM_ROWS, new_view
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class VectorTwin(Machine):
 
     def _new_sight(self, requests: Sequence[Requests]) -> Sight:
         table, size, replicas = self._table, self.num_clusters, self.num_replicas
-        num_slots, num_trends = 2 * table.num_waiting_slots, len(table.kernel_constants[0])
+        num_slots, num_trends = 2 * table.num_waiting_slots, table.num_trends
         shape = (size, NUM_ROWS + num_slots, replicas)
         return Sight(
             self._speed_factors,

@@ -4,19 +4,22 @@ Each can be called again where it had to stop: what was done is not done again, 
 clusters have been brought to their next request.
 """
 
-import math
 from typing import Any, NamedTuple
 
-from numpy.typing import NDArray
+import numpy as np
 
-from vidur_ppo_plugin.routing.feature_kernel import observe
+from vidur_ppo_plugin.routing.averages import RATE_WINDOW_S, decayed_rate, mean_output
+from vidur_ppo_plugin.routing.features import observe
 
 from .compiling import entry, helper
-from .events import RATE_WINDOW_S, advance_row, submit_to_cells
+from .events import advance_row, submit_to_cells
 from .forks import increase_of_row
 from .layout import DONE, FINISHED, FINISHED_DECODE_TOKENS, Float32Array, FloatArray, IntArray
 from .looking import look
-from .viewing import NUM_ROWS, View, view_of
+from .visibility import NUM_ROWS, View, view_of
+
+# Replicas whose features are wanted.
+_ALL = np.empty(0, np.intp)
 
 
 class Workload(NamedTuple):
@@ -36,8 +39,7 @@ class Sight(NamedTuple):
 
     speed_factors: FloatArray
     initial_decode_tokens: float
-    #: `FeatureTable.kernel_constants`: rows with a trend, inverse scales of levels and slots, weight of the newest.
-    trend_rows: NDArray[Any]
+    #: `FeatureTable.kernel_constants`: inverse scales of levels and slots, weight of the newest.
     level_scales: FloatArray
     slot_scales: FloatArray
     ema_weight: float
@@ -92,8 +94,10 @@ def observe_cluster(rules: Any, times: Any, state: Any, workload: Any, sight: An
         sight.expected_shown[c] = view_of(
             sight.visible, c, k, arrived_s, prompts, workload.placed[c], truth, sight.expected[c], shown
         )
-    since_s = 0.0 if k == 0 else arrived_s[k] - arrived_s[k - 1]
-    rate_per_s = 0.0 if k == 0 else (sight.arrivals[c, 1] + 1.0 / RATE_WINDOW_S) * math.exp(-since_s / RATE_WINDOW_S)
+    since_s, rate_per_s = 0.0, 0.0
+    if k > 0:
+        since_s = arrived_s[k] - arrived_s[k - 1]
+        rate_per_s = decayed_rate(sight.arrivals[c, 1] + 1.0 / RATE_WINDOW_S, arrived_s[k - 1], arrived_s[k])
     sight.arrivals[c, 0], sight.arrivals[c, 1] = since_s, rate_per_s
     figures = (
         prompts[k] / sight.scales[0],
@@ -107,13 +111,13 @@ def observe_cluster(rules: Any, times: Any, state: Any, workload: Any, sight: An
         sight.average[c],
         sight.last[c],
         k == 0,
-        sight.trend_rows,
         sight.level_scales,
         sight.slot_scales,
         sight.ema_weight,
         prompts[k],
         figures,
         sight.tail_preferences[c],
+        _ALL,
     )
     sight.is_current[c] = 1
     return DONE
@@ -133,7 +137,7 @@ def _look_at_cluster(rules: Any, times: Any, state: Any, sight: Any, c: int, now
         look(rules, i, state.floats[row], now_s, sight.speed_factors[replica], values, waiting, replica)
         finished += i[FINISHED]
         decode_tokens += i[FINISHED_DECODE_TOKENS]
-    sight.expected[c] = decode_tokens / finished if finished > 0 else sight.initial_decode_tokens
+    sight.expected[c] = mean_output(finished, decode_tokens, sight.initial_decode_tokens)
     return DONE
 
 

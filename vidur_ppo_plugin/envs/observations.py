@@ -8,10 +8,9 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from vidur_ppo_plugin.flags import PPOModularFlags
-from vidur_ppo_plugin.learn.features import build_features
+from vidur_ppo_plugin.learn.features import build_features, build_prior
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.features import Float32Array
-from vidur_ppo_plugin.routing.prior import Prior
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
 from vidur_ppo_plugin.twin.vector import VectorObservation
 
@@ -22,13 +21,13 @@ Observation: TypeAlias = Parts | Float32Array
 _MOST_LOG = 100.0
 
 
-class Observer:
+class ObservationMaker:
     """Turns what a router sees into observations, and knows their space."""
 
     def __init__(self, flags: PPOModularFlags, num_replicas: int, delay_model: DelayModel, *, flatten: bool) -> None:
         """`flatten`: one vector instead of a dict of arrays."""
         self.features = build_features(flags)
-        self._prior = Prior(flags.prior, weight=flags.prior_weight, delay_model=delay_model)
+        self._prior = build_prior(flags, delay_model)
         self._num_replicas = num_replicas
         self._flatten = flatten
         table, most = self.features, float(np.finfo(np.float32).max)
@@ -71,12 +70,12 @@ class Observer:
         return self._prior.name in ("least_tokens", "none")
 
     def observe_many(self, seen: VectorObservation, available: NDArray[np.bool_]) -> Observation:
-        """The same of many clusters at once, whose features the twin has computed."""
+        """The observations of many clusters at once, whose features the twin has computed."""
         cost = seen.token_load if self._prior.name == "least_tokens" else np.zeros_like(seen.token_load)
         parts = {
             "replicas": seen.replicas.copy(),
             "request": seen.request.copy(),
-            "prior": np.ascontiguousarray(self._prior.logits(cost.T).T),
+            "prior": np.ascontiguousarray(self._prior.logits(cost)),
             "available": available.astype(np.float32),
         }
         if not self._flatten:

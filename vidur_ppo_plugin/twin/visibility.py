@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from vidur_ppo_plugin.routing.snapshot import ROW, ROWS, updated_typical_prompt
+from vidur_ppo_plugin.routing.averages import updated_typical_prompt
+from vidur_ppo_plugin.routing.snapshot import ROW, ROWS
 from vidur_ppo_plugin.routing.visibility import Drain
 from vidur_ppo_plugin.workload.requests import Requests
 
@@ -14,7 +15,6 @@ from .layout import FloatArray, IntArray
 
 _OUTSTANDING, _PREFILL = ROW["outstanding_requests"], ROW["prefill_tokens"]
 _TYPICAL = ROW["typical_prompt_tokens"]
-_updated_typical_prompt = helper(updated_typical_prompt)
 NUM_ROWS = len(ROWS)
 
 
@@ -40,7 +40,7 @@ def new_view(
     delay_s: float,
     drains: Sequence[Sequence[Drain]] | None,
 ) -> View:
-    """Of clusters with these requests; `num_slots`: rows of figures that are shown of waiting requests."""
+    """The view of clusters with these requests; `num_slots`: rows of figures that are shown of waiting requests."""
     size, ring = len(requests), _ring_size(requests, delay_s) if delay_s else 0
     most = max((len(part) for part in drains), default=0) if drains else 0
     columns = np.zeros((size, most, 3))  # a drain from 0 to 0 s is none
@@ -84,7 +84,7 @@ def view_of(
     for sent in range(report, k):
         shown[_OUTSTANDING, placed[sent]] += 1.0
         shown[_PREFILL, placed[sent]] += prompts[sent]
-        shown[_TYPICAL, placed[sent]] = _updated_typical_prompt(shown[_TYPICAL, placed[sent]], prompts[sent])
+        shown[_TYPICAL, placed[sent]] = updated_typical_prompt(shown[_TYPICAL, placed[sent]], prompts[sent])
     return view.expected[c, report % ring]
 
 

@@ -1,13 +1,11 @@
-"""The compiled actor against torch and against its reference in numpy."""
+"""The actor against torch."""
 
 import numpy as np
 import pytest
 import torch
 from test_network import FEATURES, REQUEST, inputs, network
 
-from vidur_ppo_plugin.policy.compiled_actor import CompiledActor, fast_actor
-from vidur_ppo_plugin.policy.numpy_actor import Float32Array, NumpyActor
-from vidur_ppo_plugin.routing import compiled
+from vidur_ppo_plugin.policy.actor import Actor, Float32Array
 
 SHAPES = [{}, {"decoupled": False}, {"hidden_size": 32, "feature_projection_dim": 48}, {"hidden_size": 5}]
 
@@ -21,7 +19,7 @@ def softmax(logits: Float32Array) -> Float32Array:
 @pytest.mark.parametrize("count", [1, 4, 33, 300])
 def test_it_gives_torchs_probabilities(shape: dict[str, int], count: int) -> None:
     net = network(**shape)
-    actor = CompiledActor.from_network(net)
+    actor = Actor.from_network(net)
     for seed in range(5):
         generator = torch.Generator().manual_seed(seed)
         replicas = 4 * torch.randn(1, count, FEATURES, generator=generator)
@@ -35,13 +33,13 @@ def test_it_gives_torchs_probabilities(shape: dict[str, int], count: int) -> Non
 
 
 def test_untrained_it_is_the_prior_to_the_last_bit() -> None:
-    actor = CompiledActor.from_network(network(trained=False))
+    actor = Actor.from_network(network(trained=False))
     replicas, request, prior = (tensor[0].numpy() for tensor in inputs(5))
     assert np.array_equal(actor.logits(replicas, request, prior), prior)
 
 
 def test_every_result_is_an_array_of_its_own() -> None:
-    actor = CompiledActor.from_network(network())
+    actor = Actor.from_network(network())
     replicas, request, prior = (tensor[0].numpy() for tensor in inputs(5))
     first = actor.logits(replicas, request, prior)
     kept = first.copy()
@@ -63,18 +61,5 @@ def test_what_is_not_finite_does_not_vanish(where: str, value: float) -> None:
             net.actor_branch[0].weight[3, 3] = value  # type: ignore[index,union-attr]
     else:
         arrays[where].flat[2] = value
-    logits = CompiledActor.from_network(net).logits(arrays["replicas"], arrays["request"], arrays["prior"])
+    logits = Actor.from_network(net).logits(arrays["replicas"], arrays["request"], arrays["prior"])
     assert not np.isfinite(logits.sum())
-
-
-def test_where_it_cannot_be_used_numpy_acts(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert type(fast_actor(network())) is CompiledActor
-    assert type(fast_actor(network(flat_replicas=3))) is NumpyActor
-    monkeypatch.setattr(compiled, "load", lambda module, name: None)
-    assert type(fast_actor(network())) is NumpyActor
-
-
-def test_a_function_that_cannot_be_compiled_is_none_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level("INFO"):
-        assert compiled.load("vidur_ppo_plugin.policy.no_such_kernel", "forward") is None
-    assert "forward runs in numpy" in caplog.text

@@ -1,11 +1,11 @@
-"""The actor's forward pass as one compiled function; `numpy_actor.NumpyActor` is the reference."""
+"""The actor's forward pass, written for the compiler: one call for one decision, without torch."""
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import numpy as np
 
-from vidur_ppo_plugin.routing.compiled import compiled
+from vidur_ppo_plugin.routing.compiled import compilable, compiled
 
 # Sums may be reordered and products fused, so that vector instructions are used; NaN and infinity keep their meaning.
 _FAST_MATH = {"reassoc", "contract", "nsz"}
@@ -24,18 +24,17 @@ _B0, _B2 = np.float32(4.89352518554385e-03), np.float32(2.26843463243900e-03)
 _B4, _B6 = np.float32(1.18534705686654e-04), np.float32(1.19825839466702e-06)
 
 
-def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    return compiled(function, fastmath=_FAST_MATH)
+_vectorised = functools.partial(compilable, fastmath=_FAST_MATH)
 
 
-@_compiled
+@_vectorised
 def _product(x: Any, weight: Any, out: Any) -> None:
     """out = x @ weight, by BLAS; in blocks so small that it starts no threads, which cost more than they bring."""
     for first in range(0, len(x), _BLOCK):
         np.dot(x[first : first + _BLOCK], weight, out[first : first + _BLOCK])
 
 
-@_compiled
+@_vectorised
 def _normalise(x: Any) -> None:
     """Layer normalisation without gain and bias, of a row, in place."""
     size = np.float32(x.size)
@@ -52,7 +51,7 @@ def _normalise(x: Any) -> None:
         x[j] *= scale
 
 
-@_compiled
+@_vectorised
 def _add_and_gelu(x: Any, bias: Any) -> None:
     """GELU, in its tanh form, of x + bias, of a row, in place."""
     for j in range(x.size):
@@ -65,7 +64,7 @@ def _add_and_gelu(x: Any, bias: Any) -> None:
         x[j] = _HALF * v * (_ONE + p / q)
 
 
-@_compiled
+@_vectorised
 def _add_normalise_and_rectify(x: Any, added: Any, gain: Any, bias: Any) -> None:
     """ReLU of the layer normalisation of x + added, of a row, in place; NaN stays NaN, `max` would drop it."""
     for j in range(x.size):
@@ -76,51 +75,59 @@ def _add_normalise_and_rectify(x: Any, added: Any, gain: Any, bias: Any) -> None
         x[j] = _ZERO if v < _ZERO else v
 
 
-def _forward(
-    replicas: Any, request: Any, prior_logits: Any, w1: Any, w2: Any, w_own: Any, w_pooled: Any, w3: Any, vectors: Any
-) -> Any:
-    """One logit a replica: the prior plus the learned residual.
+@_vectorised
+def forward(replicas: Any, request: Any, prior_logits: Any, weights: Any) -> Any:
+    """One logit a replica: the prior plus the learned residual; `weights` are `Actor.kernel_weights`.
 
-    The weights are [inputs, outputs]; `vectors` has the rows that `CompiledActor` lists.
+    A set encoder has a row for each replica, and all have the mean and the maximum over them in common. A flat network
+    has one row for the whole cluster, and an output for each replica.
     """
+    w1, w2, w_own, w_pooled, w3, head, vectors = weights
     num_replicas, num_features = replicas.shape
     projection, hidden = w2.shape
-    x = np.empty((num_replicas, num_features + request.size), np.float32)
-    for i in range(num_replicas):
-        x[i, :num_features] = replicas[i]
-        x[i, num_features:] = request
+    is_flat = len(w_pooled) == 0
+    num_rows = 1 if is_flat else num_replicas
+    num_inputs = replicas.size if is_flat else num_features
+    x = np.empty((num_rows, num_inputs + request.size), np.float32)
+    rows = replicas.reshape((num_rows, num_inputs))
+    for i in range(num_rows):
+        x[i, :num_inputs] = rows[i]
+        x[i, num_inputs:] = request
         _normalise(x[i])
-    h = np.empty((num_replicas, projection), np.float32)
+    h = np.empty((num_rows, projection), np.float32)
     _product(x, w1, h)
-    for i in range(num_replicas):
+    for i in range(num_rows):
         _add_and_gelu(h[i], vectors[0])
-    encoded = np.empty((num_replicas, hidden), np.float32)
+    encoded = np.empty((num_rows, hidden), np.float32)
     _product(h, w2, encoded)
     pooled = np.zeros((1, 2 * hidden), np.float32)  # mean, maximum
     pooled[0, hidden:] = -np.inf
-    for i in range(num_replicas):
+    for i in range(num_rows):
         for j in range(hidden):
             encoded[i, j] += vectors[1, j]
             pooled[0, j] += encoded[i, j]
             pooled[0, hidden + j] = max(pooled[0, hidden + j], encoded[i, j])
-    pooled[0, :hidden] /= np.float32(num_replicas)
-    common = np.empty((1, hidden), np.float32)
-    _product(pooled, w_pooled, common)
+    pooled[0, :hidden] /= np.float32(num_rows)
+    common = np.zeros((1, hidden), np.float32)
+    if not is_flat:
+        _product(pooled, w_pooled, common)
     common[0] += vectors[2, :hidden]
-    y = np.empty((num_replicas, hidden), np.float32)
+    y = np.empty((num_rows, hidden), np.float32)
     _product(encoded, w_own, y)
-    for i in range(num_replicas):
+    for i in range(num_rows):
         _add_normalise_and_rectify(y[i], common[0], vectors[3], vectors[4])
-    z = np.empty((num_replicas, hidden), np.float32)
+    z = np.empty((num_rows, hidden), np.float32)
     _product(y, w3, z)
+    for i in range(num_rows):
+        _add_normalise_and_rectify(z[i], vectors[5], vectors[6], vectors[7])
     logits = np.empty(num_replicas, np.float32)
     for i in range(num_replicas):
-        _add_normalise_and_rectify(z[i], vectors[5], vectors[6], vectors[7])
-        residual = vectors[9, 0]
+        row, output = (0, i) if is_flat else (i, 0)
+        residual = vectors[8, output]
         for j in range(hidden):
-            residual += z[i, j] * vectors[8, j]
+            residual += z[row, j] * head[output, j]
         logits[i] = prior_logits[i] + residual
     return logits
 
 
-forward = compiled(_forward, keep=True, fastmath=_FAST_MATH)
+forward_compiled = compiled(forward, fastmath=_FAST_MATH)
