@@ -58,7 +58,7 @@ class _Beside:
     def run(self) -> Outcome:
         """In the twin if it can be done there."""
         from vidur_ppo_plugin.sim.launch import parse
-        from vidur_ppo_plugin.sim.twin_filler import twin_config
+        from vidur_ppo_plugin.sim.twin_config import twin_config
 
         outcome, scheduler = self._outcome, self._scheduler
         with quietly(self._arguments) as arguments:
@@ -100,12 +100,12 @@ class _Beside:
         from dataclasses import replace
 
         from vidur_ppo_plugin.sim.launch import run
-        from vidur_ppo_plugin.sim.routed import route
+        from vidur_ppo_plugin.sim.schedulers import replace_router
 
         seen = self._visibility()
 
         def replace_stock_scheduler(simulator: Any, config: Any) -> None:
-            route(simulator, config, build(self._scheduler, config, seed=self._seed)[0], seen)
+            replace_router(simulator, config, build(self._scheduler, config, seed=self._seed)[0], seen)
 
         is_told_less = self._scheduler.kind in STOCK and not seen.is_clear
         outcome = run(arguments, replace_stock_scheduler if is_told_less else None)

@@ -9,7 +9,7 @@ from .schedulers import LEARNED, SchedulerSpec
 
 def build(scheduler: SchedulerSpec, config: Any, *, seed: int) -> tuple[Router, int]:
     """The router, and how many waiting requests of each replica it wants to see; `config` is Vidur's of the cell."""
-    from vidur_ppo_plugin.sim.schedulers import build_delay_model
+    from vidur_ppo_plugin.sim.delay_model import build_delay_model
 
     delay_model = build_delay_model(config)
     if scheduler.kind != LEARNED:
@@ -20,13 +20,9 @@ def build(scheduler: SchedulerSpec, config: Any, *, seed: int) -> tuple[Router, 
 def _learned(config: Any, delay_model: Any) -> tuple[Router, int]:
     from vidur_ppo_plugin import checkpoint
     from vidur_ppo_plugin.learn.build import build_agent  # imports torch
-    from vidur_ppo_plugin.learn.policy_checkpoint import is_policy_only, network_weights
+    from vidur_ppo_plugin.learn.policy_checkpoint import restore
 
     flags = config.cluster_config.global_scheduler_config
     agent = build_agent(flags, num_replicas=config.cluster_config.num_replicas, delay_model=delay_model)
-    loaded = checkpoint.load(flags.load_checkpoint)
-    if is_policy_only(loaded):
-        agent.load_policy(network_weights(loaded))
-    else:
-        agent.load_state_dict(loaded.state["agent"])
+    restore(agent, checkpoint.load(flags.load_checkpoint))
     return agent.policy, flags.max_queue_requests_per_replica

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from vidur_ppo_plugin import _autoload
+from vidur_ppo_plugin.clusters.drive import drive
 from vidur_ppo_plugin.flags import format_drains
 from vidur_ppo_plugin.routing.routers import STOCK, Router
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
@@ -25,6 +26,7 @@ from vidur_ppo_plugin.workload.requests import Requests
 
 from .deciding import build
 from .metrics import REQUEST_COLUMNS, cell_metrics
+from .oracle import Oracle
 from .schedulers import ORACLE, SchedulerSpec
 
 VIDUR, TWIN = "vidur", "twin"
@@ -97,14 +99,14 @@ def vidur_arguments(scenario: Scenario, scheduler: SchedulerSpec, seed: int) -> 
 
 def _run_in_vidur(scenario: Scenario, scheduler: SchedulerSpec, seed: int) -> CellRun:
     from vidur_ppo_plugin.sim.launch import run
-    from vidur_ppo_plugin.sim.routed import route
+    from vidur_ppo_plugin.sim.schedulers import replace_router
 
     if scheduler.kind == ORACLE:
         raise EngineError(f"{scheduler.label} forward-simulates in the twin: it needs --engine twin")
     visibility = _visibility(scenario, scenario.requests(seed))
 
     def replace_stock_scheduler(simulator: Any, config: Any) -> None:
-        route(simulator, config, build(scheduler, config, seed=seed)[0], visibility)
+        replace_router(simulator, config, build(scheduler, config, seed=seed)[0], visibility)
 
     # Vidur's own look at the replicas themselves and know no drained ones: their routers take their place.
     prepare = None if visibility.is_clear or scheduler.kind not in STOCK else replace_stock_scheduler
@@ -118,7 +120,7 @@ def _run_in_vidur(scenario: Scenario, scheduler: SchedulerSpec, seed: int) -> Ce
 
 def _run_in_twin(scenario: Scenario, scheduler: SchedulerSpec, seed: int) -> CellRun:
     from vidur_ppo_plugin.sim.launch import parse
-    from vidur_ppo_plugin.sim.twin_filler import twin_config
+    from vidur_ppo_plugin.sim.twin_config import twin_config
 
     requests = scenario.requests(seed)
     kind = SchedulerSpec("", "round_robin") if scheduler.kind == ORACLE else scheduler
@@ -148,35 +150,35 @@ def play_in_twin(
     cluster: TwinConfig, config: Any, requests: Requests, scheduler: SchedulerSpec, visibility: Visibility, seed: int
 ) -> tuple[Completions, float]:
     """What happens to each request, in their order, and the seconds spent deciding; `config` is Vidur's."""
-    from vidur_ppo_plugin.twin.play import play
+    from vidur_ppo_plugin.twin.cluster import TwinCluster
 
-    from .oracle import play_oracle
-
+    router: Router
     if scheduler.kind == ORACLE:
-        return play_oracle(cluster, requests, visibility, seed=seed, **scheduler.options)
-    router, num_waiting_slots = build(scheduler, config, seed=seed)
-    decision = _Decision(router, visibility)
-    return play(cluster, requests, decision, num_waiting_slots=num_waiting_slots), decision.total_s
+        run = TwinCluster(cluster, requests)
+        router = Oracle(run, seed=seed, **scheduler.options)
+    else:
+        router, num_waiting_slots = build(scheduler, config, seed=seed)
+        run = TwinCluster(cluster, requests, num_waiting_slots=num_waiting_slots)
+    timed = _TimedRouter(router)
+    drive(run, timed, visibility=visibility)
+    return run.outcomes(), timed.total_s
 
 
 def _visibility(scenario: Scenario, requests: Requests) -> Visibility:
     return Visibility(report_delay_s=scenario.report_delay_s, drains=scenario.drains(requests))
 
 
-class _Decision:
-    """A router that sees what the scenario shows, and whose time is taken."""
+class _TimedRouter:
+    """A router whose time is taken."""
 
-    def __init__(self, router: Router, visibility: Visibility) -> None:
+    def __init__(self, router: Router) -> None:
         self._router = router
-        self._visibility = visibility
         self.total_s = 0.0
 
-    def __call__(self, snapshot: ClusterSnapshot, request: RequestInfo) -> int:
-        seen = self._visibility.view(snapshot)
+    def __call__(self, seen: ClusterSnapshot, request: RequestInfo) -> int:
         started_s = time.perf_counter()
         replica = self._router(seen, request)
         self.total_s += time.perf_counter() - started_s
-        self._visibility.on_dispatch(replica, request.prompt_tokens)
         return replica
 
 

@@ -9,17 +9,17 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from vidur_ppo_plugin.clusters.cluster import Completion
+from vidur_ppo_plugin.clusters.drive import Arrival, Run
 from vidur_ppo_plugin.flags import RewardFlags
 from vidur_ppo_plugin.learn.alarms import SafetyLimit
 from vidur_ppo_plugin.routing.heuristics import available_cost
-from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, FloatArray
+from vidur_ppo_plugin.routing.snapshot import FloatArray
 from vidur_ppo_plugin.routing.visibility import Visibility
 from vidur_ppo_plugin.scenario import Scenario
 from vidur_ppo_plugin.sim.ppo_rewards import DecisionRewards
-from vidur_ppo_plugin.sim.stepping import Completion
-from vidur_ppo_plugin.workload.requests import Requests
 
-from .clusters import SteppedCluster, SteppedTwin, start_in_vidur
+from .clusters import start_cluster
 from .observations import Observation
 from .setup import EnvSetup
 from .summary import CLASSES, EpisodeLog
@@ -82,19 +82,21 @@ class RoutingEnv(gymnasium.Env[Observation, np.int64]):
         super().reset(seed=seed)
         self._workload_seed = self._setup.pick_seed(seed, self.np_random)
         requests = self.scenario.requests(self._workload_seed)
-        self._arrived_at_s = requests.arrived_at_s
         self._is_long = requests.prompt_tokens > self.scenario.class_boundary_tokens
-        self._cluster = self._start(requests)
-        self._rewards = DecisionRewards(self._setup.flags)
-        self._visibility = Visibility(
-            report_delay_s=self.scenario.report_delay_s, drains=self.scenario.drains(requests)
+        setup = self._setup
+        self._cluster = start_cluster(
+            self.scenario, self._workload_seed, requests, setup.flags, setup.twin, backend=setup.backend
         )
+        self._rewards = DecisionRewards(setup.flags)
         self._log = EpisodeLog(self.scenario.num_replicas)
+        visibility = Visibility(report_delay_s=self.scenario.report_delay_s, drains=self.scenario.drains(requests))
+        self._run = Run(self._cluster, [self._log], visibility=visibility)
         self._observer.reset()
         self._num_steps = 0
         self._is_running = True
-        self._index = self._cluster.next_request()
-        observation = self._observe(self._cluster.snapshot())
+        arrival = self._run.next_arrival()
+        assert arrival is not None  # a scenario has at least one request
+        observation = self._observe(arrival)
         return observation, self._info([])
 
     def step(self, action: np.int64 | int) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
@@ -104,20 +106,20 @@ class RoutingEnv(gymnasium.Env[Observation, np.int64]):
         if not self.action_space.contains(action):
             raise ValueError(f"action must be a replica in 0 ... {self.scenario.num_replicas - 1}, got {action!r}")
         replica, action_rewards = self._place(int(action))
-        self._index = self._cluster.next_request()
-        completions = self._cluster.take_completions()
-        snapshot = self._cluster.snapshot()
+        arrival = self._run.next_arrival()
+        completions = self._log.take_completions()
         is_over_limit = self._complete(completions)
         if action_rewards is None:
+            snapshot = self._cluster.snapshot() if arrival is None else arrival.snapshot
             reward = self._rewards.since_last_decision(self._cluster.now_s, snapshot)
         else:
             reward = float(action_rewards[replica])
         if is_over_limit:
             reward -= self._setup.latency_limit_penalty
-        terminated = is_over_limit or self._index is None
+        terminated = is_over_limit or arrival is None
         truncated = not terminated and self._num_steps == self._setup.max_steps
         self._is_running = not (terminated or truncated)
-        observation = self._observer.nothing() if terminated else self._observe(snapshot)
+        observation = self._observer.nothing() if terminated or arrival is None else self._observe(arrival)
         info = {**self._info(completions, is_last=terminated), "replica": replica}
         if action_rewards is not None:
             info["action_rewards"] = action_rewards
@@ -127,7 +129,7 @@ class RoutingEnv(gymnasium.Env[Observation, np.int64]):
 
     def action_masks(self) -> NDArray[np.bool_]:
         """Which replicas take new requests, as sb3-contrib's MaskablePPO asks for it."""
-        available = self._seen.available
+        available = self._arrival.seen.available
         return np.ones(self.scenario.num_replicas, np.bool_) if available is None else available.copy()
 
     def _place(self, action: int) -> tuple[int, FloatArray | None]:
@@ -135,30 +137,26 @@ class RoutingEnv(gymnasium.Env[Observation, np.int64]):
         replica = action
         if not self.action_masks()[action]:
             # A drained replica turns the request away, and the others share it as `least_tokens` would.
-            replica = int(np.argmin(available_cost(self._seen.token_load, self._seen)))
+            seen = self._arrival.seen
+            replica = int(np.argmin(available_cost(seen.token_load, seen)))
         action_rewards = None
         if self._rewards.mode == "marginal_delay":
-            action_rewards = self._cluster.placement_rewards()
-        self._cluster.place(replica)
-        self._visibility.on_dispatch(replica, self._request.prompt_tokens)
-        self._log.on_placement(replica)
+            action_rewards = -self._cluster.marginal_delay(**self._setup.flags.credit_weights)
+        self._run.place(self._arrival, replica)
         self._num_steps += 1
         return replica, action_rewards
 
     def _complete(self, completions: list[Completion]) -> bool:
         """Requests were completed; whether one of them took too long."""
-        self._log.on_completions(completions)
         for done in completions:
             self._rewards.leaves(done.request, done.arrived_at_s, done.completed_at_s)
-        return any([self._limit.on_completion(done.completed_at_s - done.arrived_at_s) for done in completions])
+        return any([self._limit.on_completion(done.latency_s) for done in completions])
 
-    def _observe(self, snapshot: ClusterSnapshot) -> Observation:
+    def _observe(self, arrival: Arrival) -> Observation:
         """See the request that has to be placed, which thereby enters the system."""
-        assert self._index is not None
-        self._request = self._cluster.request_info()
-        self._seen = self._visibility.view(snapshot)
-        self._rewards.enters(self._index, self._request.arrived_at_s)
-        return self._observer.observe(self._seen, self._request)
+        self._arrival = arrival
+        self._rewards.enters(arrival.number, arrival.request.arrived_at_s)
+        return self._observer.observe(arrival.seen, arrival.request)
 
     def _info(self, completions: list[Completion], *, is_last: bool = False) -> dict[str, Any]:
         # Tuples where lengths vary: Gymnasium's vector environments stack arrays.
@@ -166,18 +164,11 @@ class RoutingEnv(gymnasium.Env[Observation, np.int64]):
             "time_s": self._cluster.now_s,
             "workload_seed": self._workload_seed,
             "completed": tuple(done.request for done in completions),
-            "latencies_s": tuple(done.completed_at_s - done.arrived_at_s for done in completions),
-            "ttfts_s": tuple(done.first_token_at_s - done.arrived_at_s for done in completions),
+            "latencies_s": tuple(done.latency_s for done in completions),
+            "ttfts_s": tuple(done.ttft_s for done in completions),
             "action_mask": self.action_masks().astype(np.int8),
         }
         if not is_last:
-            info["request"] = self._index
-            info["request_class"] = CLASSES[int(self._is_long[self._index])]
+            info["request"] = self._arrival.number
+            info["request_class"] = CLASSES[int(self._is_long[self._arrival.number])]
         return info
-
-    def _start(self, requests: Requests) -> SteppedCluster:
-        setup = self._setup
-        if setup.backend == "vidur":
-            return start_in_vidur(setup.scenario, self._workload_seed, setup.flags)
-        assert setup.twin is not None
-        return SteppedTwin(setup.twin, requests, setup.flags)

@@ -8,7 +8,7 @@ import numpy as np
 
 from vidur_ppo_plugin.flags import RewardFlags
 from vidur_ppo_plugin.scenario import Scenario, find_scenario
-from vidur_ppo_plugin.sim.schedulers import build_delay_model
+from vidur_ppo_plugin.sim.delay_model import build_delay_model
 from vidur_ppo_plugin.sim.stepping import simulation_config
 from vidur_ppo_plugin.twin.config import TwinConfig
 

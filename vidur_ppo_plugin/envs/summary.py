@@ -6,31 +6,43 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from vidur_ppo_plugin.clusters.cluster import Completion
+from vidur_ppo_plugin.clusters.drive import Arrival, Listener
 from vidur_ppo_plugin.record.outcome import Distribution
-from vidur_ppo_plugin.sim.stepping import Completion
 
 CLASSES = ("short", "long")
 
 
-class EpisodeLog:
+class EpisodeLog(Listener):
     """Collects placements and completions."""
 
     def __init__(self, num_replicas: int) -> None:
         self._placements = np.zeros(num_replicas, np.int64)
         self._completions: list[Completion] = []
+        self._num_taken = 0
 
     @property
     def num_completed(self) -> int:
         """Requests completed so far."""
         return len(self._completions)
 
-    def on_placement(self, replica: int) -> None:
+    def on_decision(self, arrival: Arrival, replica: int) -> None:
+        """A request was placed."""
+        self.count(replica)
+
+    def count(self, replica: int) -> None:
         """A request was placed."""
         self._placements[replica] += 1
 
     def on_completions(self, completions: Sequence[Completion]) -> None:
         """Requests were completed."""
         self._completions += completions
+
+    def take_completions(self) -> list[Completion]:
+        """Those since the last call."""
+        taken = self._completions[self._num_taken :]
+        self._num_taken = len(self._completions)
+        return taken
 
     def summary(self, is_long: NDArray[np.bool_]) -> dict[str, Any]:
         """Mean and percentiles in seconds, also by class; NaN where nothing was completed. `is_long`: by request."""

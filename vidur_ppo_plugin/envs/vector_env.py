@@ -14,14 +14,14 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
+from vidur_ppo_plugin.clusters.cluster import Completion
 from vidur_ppo_plugin.routing.snapshot import ROWS, ClusterSnapshot, FloatArray
 from vidur_ppo_plugin.routing.visibility import Visibility
 from vidur_ppo_plugin.scenario import Scenario
 from vidur_ppo_plugin.sim.ppo_rewards import DecisionRewards
-from vidur_ppo_plugin.sim.stepping import Completion
+from vidur_ppo_plugin.twin.cluster import each_completion
 from vidur_ppo_plugin.twin.vector import VectorTwin
 
-from .clusters import completions_of
 from .observations import Observation, stacked
 from .setup import EnvSetup
 from .summary import CLASSES, EpisodeLog
@@ -77,6 +77,7 @@ class VectorRoutingEnv(VectorEnv[Observation, Ints, NDArray[Any]]):
         requests = [scenario.requests(int(workload_seed)) for workload_seed in self._workload_seeds]
         self._arrived_at_s = np.array([part.arrived_at_s for part in requests])
         self._prompt_tokens = np.array([part.prompt_tokens for part in requests])
+        self._decode_tokens = np.array([part.decode_tokens for part in requests])
         self._is_long = self._prompt_tokens > scenario.class_boundary_tokens
         self._twin.reset(requests)
         self._rewards = [DecisionRewards(self._setup.flags) for _ in requests]
@@ -140,7 +141,7 @@ class VectorRoutingEnv(VectorEnv[Observation, Ints, NDArray[Any]]):
         prompt_tokens = self._prompt_tokens[:, self._num_steps].tolist()
         for cluster, replica in enumerate(replicas.tolist()):
             self._visibilities[cluster].on_dispatch(replica, prompt_tokens[cluster])
-            self._logs[cluster].on_placement(replica)
+            self._logs[cluster].count(replica)
         self._num_steps += 1
         return action_rewards
 
@@ -152,7 +153,8 @@ class VectorRoutingEnv(VectorEnv[Observation, Ints, NDArray[Any]]):
             self._twin.observe()
         clusters, done = self._twin.completions()
         completions: list[list[Completion]] = [[] for _ in self._logs]
-        for cluster, one in zip(clusters.tolist(), completions_of(done), strict=True):
+        decode_tokens = self._decode_tokens[clusters, done.index].tolist()
+        for cluster, one in zip(clusters.tolist(), each_completion(done, decode_tokens), strict=True):
             completions[cluster].append(one)
         for log, part in zip(self._logs, completions, strict=True):
             part.sort()

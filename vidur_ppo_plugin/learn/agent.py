@@ -2,7 +2,6 @@
 
 import copy
 import random
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,7 +62,6 @@ class Agent:
         #: Whether `serve` has set who decides: then the network only learns.
         self.serves = False
         self.num_decisions = 0
-        self._actions: Counter[int] = Counter()
         self._epsilon = 0.0
         self.update_schedules()
 
@@ -107,14 +105,8 @@ class Agent:
                     epsilon=self._epsilon,
                 )
             )
-        replica = action if chosen is None else int(chosen[action])
-        self.count(replica)
-        return replica
-
-    def count(self, replica: int) -> None:
-        """A decision that somebody else made: a teacher, while demonstrating."""
         self.num_decisions += 1
-        self._actions[replica] += 1
+        return action if chosen is None else int(chosen[action])
 
     def settle(self, reward: float, action_rewards: NDArray[np.float64] | None = None) -> None:
         """The reward of the newest decision (and of what it could have been)."""
@@ -192,11 +184,6 @@ class Agent:
         """Share of decisions made at random."""
         return self._epsilon
 
-    def take_action_counts(self) -> Counter[int]:
-        """How often each replica was chosen since the last call."""
-        counts, self._actions = self._actions, Counter()
-        return counts
-
     @property
     def num_settled(self) -> int:
         """Decisions of the present rollout that have their reward."""
@@ -264,5 +251,4 @@ class Agent:
         """A new simulation begins: trends start anew, decisions without a reward are dropped."""
         self.policy.reset()
         self._buffer = RolloutBuffer(self.flags.rollout_len)
-        self._actions = Counter()
         self.update_schedules()

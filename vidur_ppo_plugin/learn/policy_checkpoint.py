@@ -4,9 +4,12 @@ Those of a run hold everything that its next update depends on; of a shipped pol
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vidur_ppo_plugin import checkpoint
+from vidur_ppo_plugin import __version__, checkpoint
+
+if TYPE_CHECKING:
+    from .agent import Agent  # imports torch
 
 _NETWORK = "network"
 
@@ -21,6 +24,28 @@ def network_weights(loaded: checkpoint.Checkpoint) -> dict[str, Any]:
     holder = loaded.state if is_policy_only(loaded) else loaded.state["agent"]["ppo"]
     weights: dict[str, Any] = holder[_NETWORK]
     return weights
+
+
+def metadata_of(agent: "Agent") -> dict[str, Any]:
+    """What a checkpoint of this agent says of itself."""
+    return {
+        "feature_hash": agent.features.hash,
+        "features": agent.features.definition,
+        "network": agent.ppo.network.shape.to_dict(),
+        "prior": agent.flags.prior,
+        "prior_weight": agent.flags.prior_weight,
+        "plugin_version": __version__,
+        "num_updates": agent.ppo.num_updates,
+        "num_decisions": agent.num_decisions,
+    }
+
+
+def restore(agent: "Agent", loaded: checkpoint.Checkpoint) -> None:
+    """Go on from a checkpoint of either kind: a learner is resumed, a policy is acted with and learned on from."""
+    if is_policy_only(loaded):
+        agent.load_policy(network_weights(loaded))
+    else:
+        agent.load_state_dict(loaded.state["agent"])
 
 
 def policy_temperature(loaded: checkpoint.Checkpoint) -> float:

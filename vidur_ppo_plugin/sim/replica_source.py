@@ -63,13 +63,13 @@ class VidurReplicaSource:
         speed_factors: Sequence[float],
         initial_decode_tokens: float = 128.0,
         num_waiting_slots: int = 0,
-        on_completion: Callable[[int, Any], None] | None = None,
+        on_completion: Callable[[int, Any, int], None] | None = None,
         is_compiled: bool = False,
     ) -> None:
         """`num_waiting_slots`: how many waiting requests of each replica a snapshot shows one by one.
 
         `is_compiled`: use numba, which takes a third of a second to import, also for few replicas.
-        `on_completion(replica index, request)` is called for each request that completes, at its completion.
+        `on_completion(replica index, request, output tokens)` is called at each completion.
         """
         self.num_replicas = len(replica_schedulers)
         self._schedulers = list(replica_schedulers)
@@ -227,7 +227,7 @@ class VidurReplicaSource:
         cells[rate] = counted_rate(cells[rate], self._rate_updated_cells[index], now_s)
         self._rate_updated_cells[index] = now_s
         if self._on_completion is not None:
-            self._on_completion(index, request)
+            self._on_completion(index, request, decode_tokens)
 
     def _on_progress(self, index: int, batch: Any) -> None:
         """Add a finished batch's tokens: one each for decodes, a chunk for each prefill."""

@@ -31,9 +31,9 @@ class Cluster:
 def build_clusters(names: Sequence[str], *, backend: str = "twin") -> dict[str, Cluster]:
     """The cluster of each scenario; ConfigError if the twin is to be used and does not cover it."""
     # Vidur takes seconds to import: only who builds clusters pays for it.
-    from vidur_ppo_plugin.sim.schedulers import build_delay_model
+    from vidur_ppo_plugin.sim.delay_model import build_delay_model
     from vidur_ppo_plugin.sim.stepping import simulation_config
-    from vidur_ppo_plugin.sim.twin_filler import twin_config
+    from vidur_ppo_plugin.sim.twin_config import twin_config
 
     _autoload.install()
     clusters = {}

@@ -1,21 +1,23 @@
 """The clusters of an episode in Vidur itself: some hundred times as slow, for what the twin does not cover."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vidur_ppo_plugin.clusters.cluster import Completion
+from vidur_ppo_plugin.clusters.drive import Run, drive
 from vidur_ppo_plugin.flags import PPOModularFlags
 from vidur_ppo_plugin.learn.features import build_observer
 from vidur_ppo_plugin.policy.actor import Actor
+from vidur_ppo_plugin.routing.routers import Router
 from vidur_ppo_plugin.routing.snapshot import FloatArray
 from vidur_ppo_plugin.routing.visibility import Visibility
-from vidur_ppo_plugin.scenario import Scenario
-from vidur_ppo_plugin.sim.stepping import Completion, SteppedVidur
+from vidur_ppo_plugin.sim.stepping import SteppedVidur
 from vidur_ppo_plugin.twin.acting_kernels import Played, chosen
 from vidur_ppo_plugin.twin.layout import IntArray
-from vidur_ppo_plugin.twin.play import Decide
 from vidur_ppo_plugin.twin.twin import Completions, in_order
 from vidur_ppo_plugin.twin.vector import VectorObservation
 from vidur_ppo_plugin.workload.requests import Requests
@@ -31,7 +33,7 @@ class VidurClusters:
         self, episode: Episode, cluster: Cluster, flags: PPOModularFlags, requests: Sequence[Requests]
     ) -> None:
         self._runs = [
-            _Run(episode, number, cluster, replace(flags, tail_preference=preference), part)
+            _Stream(episode, number, cluster, replace(flags, tail_preference=preference), part)
             for number, (part, preference) in enumerate(zip(requests, episode.tail_preferences, strict=True))
         ]
 
@@ -48,12 +50,13 @@ class VidurClusters:
         latency_power: float = 1.0,
         backlog_weight: float = 0.0,
     ) -> Played:
-        """As `ActingTwin.play`; power and weight of the credit are those of the flags."""
+        """What `ActingTwin.play` does."""
         shape = (len(self._runs), steps)
         numbers = np.zeros((*shape, 2)) if uniforms is None else uniforms
         actions = np.full(shape, -1) if forced is None else np.asarray(forced, np.int64)
+        weights = {"latency_power": latency_power, "backlog_weight": backlog_weight} if with_credit else None
         parts = [
-            run.play(actor, (temperature, epsilon), numbers[cluster], actions[cluster], with_credit)
+            run.play(actor, (temperature, epsilon), numbers[cluster], actions[cluster], weights)
             for cluster, run in enumerate(self._runs)
         ]
         return Played(*(np.stack(columns) for columns in zip(*parts, strict=True)))
@@ -93,30 +96,34 @@ def completions_of(done: Sequence[Completion]) -> Completions:
     )
 
 
-class _Run:
+class _Stream:
     """One cluster, always at a request that has to be placed."""
 
     def __init__(
         self, episode: Episode, number: int, cluster: Cluster, flags: PPOModularFlags, requests: Requests
     ) -> None:
-        vidur_flags = episode.at_scale(number).vidur_flags(episode.seeds[number], episode.num_requests)
-        # Exact where the twin covers the cluster, as in the twin itself.
-        self.simulation = SteppedVidur(vidur_flags, flags, has_exact_credit=cluster.twin is not None)
-        self._visibility = Visibility(report_delay_s=episode.report_delay_s, drains=episode.drains(requests))
+        self.simulation = SteppedVidur(
+            episode.at_scale(number).vidur_flags(episode.seeds[number], episode.num_requests),
+            num_waiting_slots=flags.max_queue_requests_per_replica,
+            # Exact where the twin covers the cluster, as in the twin itself.
+            has_exact_credit=cluster.twin is not None,
+        )
+        visibility = Visibility(report_delay_s=episode.report_delay_s, drains=episode.drains(requests))
+        self._run = Run(self.simulation, visibility=visibility)
         self._observer = build_observer(flags, cluster.delay_model)
-        self._look()
+        self._go_on()
 
-    def _look(self) -> None:
-        if self.simulation.next_request() is None:
+    def _go_on(self) -> None:
+        """To the next request."""
+        arrival = self._run.next_arrival()
+        if arrival is None:
             raise RuntimeError("the simulation is over: there is no request left to place")
-        info, truth = self.simulation.request_info(), self.simulation.snapshot()
-        self.in_flight = truth.outstanding_requests.copy()
-        self.load = truth.token_load.copy()
-        seen = self._visibility.view(truth)
-        observation, self._prior_logits, _ = self._observer.observe(seen, info)
+        self._arrival = arrival
+        self.in_flight = arrival.snapshot.outstanding_requests.copy()
+        self.load = arrival.snapshot.token_load.copy()
+        observation, self._prior_logits, _ = self._observer.observe(arrival.seen, arrival.request)
         self.replicas, self.request = observation.replicas, observation.request
-        self.oldest_wait_s = float(seen.oldest_wait_s.max())
-        self._prompt_tokens = info.prompt_tokens
+        self.oldest_wait_s = float(arrival.seen.oldest_wait_s.max())
 
     def play(
         self,
@@ -124,30 +131,29 @@ class _Run:
         exploration: tuple[float, float],
         uniforms: FloatArray,
         forced: IntArray,
-        with_credit: bool,
+        credit_weights: Mapping[str, float] | None,
     ) -> tuple[NDArray[np.generic], ...]:
-        """Decisions one after the other: the arrays of `Played` for this cluster."""
+        """Decisions one after the other: the arrays of `Played` for this cluster; without weights no credit."""
         rows = []
         for numbers, action in zip(uniforms.tolist(), forced.tolist(), strict=True):
             logits = actor.logits(self.replicas, self.request, self._prior_logits)
             replica = action if action >= 0 else int(chosen(logits, *exploration, *numbers))
             if replica < 0:
                 raise FloatingPointError(f"the policy's logits are not finite: {logits.tolist()}")
-            credit = self.simulation.placement_rewards() if with_credit else np.zeros(len(logits))
+            credit = np.zeros(len(logits))
+            if credit_weights is not None:
+                credit = -self.simulation.marginal_delay(**credit_weights)
             waited_s, total = self.oldest_wait_s, self.in_flight.sum()
             rows.append((self.replicas, self.request, self._prior_logits, logits, replica, credit, waited_s, total))
-            self.simulation.place(replica)
-            self._visibility.on_dispatch(replica, self._prompt_tokens)
-            self._look()
+            self._run.place(self._arrival, replica)
+            self._go_on()
         return tuple(np.stack(column) for column in zip(*rows, strict=True))
 
 
 def play_in_vidur(
-    scenario: Scenario, seed: int, num_requests: int, flags: PPOModularFlags, decide: Decide
+    vidur_flags: Mapping[str, Any], router: Router, *, visibility: Visibility, num_waiting_slots: int
 ) -> Completions:
-    """As `twin.play.play`, in Vidur."""
-    simulation = SteppedVidur(scenario.vidur_flags(seed, num_requests), flags)
-    while simulation.next_request() is not None:
-        info = simulation.request_info()
-        simulation.place(decide(simulation.snapshot(), info))
+    """Serve the requests of a simulation as a router places them; what happened to each, in their order."""
+    simulation = SteppedVidur(vidur_flags, num_waiting_slots=num_waiting_slots)
+    drive(simulation, router, visibility=visibility)
     return in_order(completions_of(simulation.take_completions()))

@@ -19,7 +19,7 @@ from vidur_ppo_plugin.policy.actor import Actor, Weights
 from vidur_ppo_plugin.policy.policy import Policy
 from vidur_ppo_plugin.routing.routers import build_router
 from vidur_ppo_plugin.routing.visibility import Visibility
-from vidur_ppo_plugin.twin.play import play
+from vidur_ppo_plugin.twin.cluster import play
 
 from .clusters import Cluster
 from .config import TrainConfig, scenario_of
@@ -207,19 +207,15 @@ class Worker:
         else:
             router = build_router(job.router, seed=job.seed, delay_model=cluster.delay_model)
         visibility = Visibility(report_delay_s=scenario.report_delay_s, drains=scenario.drains(requests))
-
-        def decide(snapshot: Any, request: Any) -> int:
-            replica: int = router(visibility.view(snapshot), request)
-            visibility.on_dispatch(replica, request.prompt_tokens)
-            return replica
-
         if cluster.twin is None:
             from .vidur_clusters import play_in_vidur  # imports Vidur, which takes seconds
 
-            done = play_in_vidur(scenario, job.seed, job.num_requests, self._flags, decide)
+            vidur_flags = scenario.vidur_flags(job.seed, job.num_requests)
+            slots = self._flags.max_queue_requests_per_replica
+            done = play_in_vidur(vidur_flags, router, visibility=visibility, num_waiting_slots=slots)
         else:
             slots = self._flags.max_queue_requests_per_replica if job.router == POLICY else 0
-            done = play(cluster.twin, requests, decide, num_waiting_slots=slots)
+            done = play(cluster.twin, requests, router, visibility=visibility, num_waiting_slots=slots)
         kept = slice(int(scenario.warm_up_fraction * len(requests)), None)
         e2e_s = (done.completed_at_s - requests.arrived_at_s)[kept]
         ttft_s = (done.first_token_at_s - requests.arrived_at_s)[kept]

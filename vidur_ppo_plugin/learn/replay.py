@@ -12,17 +12,16 @@ from typing import Any
 import numpy as np
 
 from vidur_ppo_plugin.flags import PPOModularFlags, drains_of
-from vidur_ppo_plugin.learn.agent import Agent
-from vidur_ppo_plugin.learn.build import build_agent
-from vidur_ppo_plugin.learn.features import build_features, build_prior
-from vidur_ppo_plugin.learn.guard import Outcome
+from .agent import Agent
+from .build import build_agent
+from .features import build_features, build_prior
+from .guard import Outcome
 from vidur_ppo_plugin.policy.actor import Actor
 from vidur_ppo_plugin.routing.delay_model import DelayModel
-from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
 from vidur_ppo_plugin.routing.visibility import Visibility
 from vidur_ppo_plugin.twin.acting import ActingTwin
 from vidur_ppo_plugin.twin.config import TwinConfig
-from vidur_ppo_plugin.twin.play import play
+from vidur_ppo_plugin.twin.cluster import play
 from vidur_ppo_plugin.workload.requests import Requests
 
 # A trial of fewer requests says nothing.
@@ -47,9 +46,9 @@ class RecentRequests:
         self._delay_model = delay_model
         self._requests: deque[tuple[float, int, int]] = deque(maxlen=num_requests)
 
-    def add(self, request: Any) -> None:
+    def add(self, arrived_at_s: float, prompt_tokens: int, decode_tokens: int) -> None:
         """A request has arrived."""
-        self._requests.append((request.arrived_at, request.num_prefill_tokens, request.num_decode_tokens))
+        self._requests.append((arrived_at_s, prompt_tokens, decode_tokens))
 
     def __call__(self, network: dict[str, Any]) -> list[Outcome] | None:
         """What happens to the requests, in each order, if a network routes them greedily; None if they are too few."""
@@ -94,13 +93,12 @@ class RecentRequests:
     def _play(self, agent: Agent, requests: Requests) -> Outcome:
         """Decision by decision, for policies that the compiled pass does not cover."""
         agent.start_run()
-        seen = Visibility.from_flags(self._flags, self._config.num_replicas)
-
-        def decide(snapshot: ClusterSnapshot, request: RequestInfo) -> int:
-            replica = agent.policy(seen.view(snapshot), request)
-            seen.on_dispatch(replica, request.prompt_tokens)
-            return replica
-
-        done = play(self._config, requests, decide, num_waiting_slots=self._flags.max_queue_requests_per_replica)
+        done = play(
+            self._config,
+            requests,
+            agent.policy,
+            visibility=Visibility.from_flags(self._flags, self._config.num_replicas),
+            num_waiting_slots=self._flags.max_queue_requests_per_replica,
+        )
         times = done.completed_at_s, done.first_token_at_s
         return Outcome(*(at_s - requests.arrived_at_s for at_s in times))

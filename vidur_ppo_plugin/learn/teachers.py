@@ -1,4 +1,4 @@
-"""Teachers in the simulation: known routers that decide in place of the policy, while what they do is recorded."""
+"""Demonstrations: known routers decide in place of the policy, and what they do is recorded."""
 
 import logging
 import random
@@ -7,20 +7,22 @@ from pathlib import Path
 
 import numpy as np
 
-from vidur_ppo_plugin.learn import demonstrations
+from vidur_ppo_plugin.clusters.drive import Listener
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.features import FeatureTable
 from vidur_ppo_plugin.routing.prior import Prior
 from vidur_ppo_plugin.routing.routers import build_router
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
 
+from . import demonstrations
+
 logger = logging.getLogger(__name__)
 
 DEMONSTRATIONS_FILE = "demonstrations.npz"
 
 
-class Demonstrator:
-    """Decides with teachers, each drawn by its share of the mixture, and keeps every decision for the file."""
+class Demonstrator(Listener):
+    """A router that decides with teachers, each drawn by its share of the mixture, and keeps every decision."""
 
     def __init__(
         self,
@@ -45,7 +47,7 @@ class Demonstrator:
         self._rng = random.Random(f"mixture {seed}")
         self._buffer = demonstrations.DemonstrationBuffer(feature_hash=features.hash, teachers=dict(shares))
 
-    def decide(self, snapshot: ClusterSnapshot, request: RequestInfo) -> int:
+    def __call__(self, snapshot: ClusterSnapshot, request: RequestInfo) -> int:
         """The replica that the teacher whose turn it is chooses; all replicas are recorded, whatever max_candidates."""
         teacher = self._teachers[0]
         if len(self._teachers) > 1:
@@ -55,7 +57,7 @@ class Demonstrator:
         self._buffer.add(self._features.observe(snapshot, request), costs, action)
         return action
 
-    def finish(self) -> None:
+    def on_end(self, now_s: float, snapshot: ClusterSnapshot) -> None:
         """Write the file; nothing if there was no decision."""
         if not len(self._buffer):
             logger.warning("demonstrations: no decision was made, %s is not written", self._path)

@@ -1,0 +1,1 @@
+"""What requests are placed on, and the one loop that places them."""
