@@ -282,7 +282,7 @@ def test_a_checkpoint_that_is_no_good_stops_the_run_before_it_begins(tmp_path: P
 
 def test_exact_credit_sums_to_all_latencies(tmp_path: Path) -> None:
     """The identity of marginal delay, in a live simulation with preemptions: rewards sum to minus the total latency."""
-    from vidur_ppo_plugin.sim.ppo_rewards import RewardTracker
+    from vidur_ppo_plugin.sim.credit import RewardTracker
 
     rewards: list[float] = []
     note = RewardTracker.note_marginal_delay

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from vidur_ppo_plugin.flags import RewardFlags
 from vidur_ppo_plugin.learn.alarms import SafetyLimit
+from vidur_ppo_plugin.learn.credit.decision_rewards import DecisionRewards
 from vidur_ppo_plugin.routing.heuristics import available_cost
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, FloatArray
 from vidur_ppo_plugin.routing.visibility import Visibility
 from vidur_ppo_plugin.scenario import Scenario
-from vidur_ppo_plugin.sim.ppo_rewards import DecisionRewards
 from vidur_ppo_plugin.sim.stepping import Completion
 from vidur_ppo_plugin.workload.requests import Requests
 

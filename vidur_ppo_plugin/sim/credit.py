@@ -1,51 +1,61 @@
-"""Privileged information, for training credit only: the true output lengths of requests in flight.
+"""Rewards of `ppo_modular` from a live simulation: who completes when, and what a placement costs everybody."""
 
-Nothing here may feed a decision. It tells, after a decision was made, what each replica would have cost.
-"""
-
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from vidur_ppo_plugin.hardware import Roofline
-from vidur_ppo_plugin.routing.delay_model import DelayModel
-from vidur_ppo_plugin.routing.marginal_delay import ClusterWork, DrainCost
+from vidur_ppo_plugin.flags import PPOModularFlags
+from vidur_ppo_plugin.learn.credit.analytic import DrainCost, marginal_delay
+from vidur_ppo_plugin.learn.credit.decision_rewards import DecisionRewards
+from vidur_ppo_plugin.learn.credit.exact import ShadowTwin
 
+from .replica_source import VidurReplicaSource
 
-def drain_cost(roofline: Roofline, chunk_size: int) -> DrainCost:
-    """The linear cost model of `marginal_delay`, from the roofline."""
-    slopes = DelayModel.from_roofline(roofline, chunk_size)
-    stage_ms = roofline.stage_time_ms([1], [0], is_last_stage=True)
-    return DrainCost(
-        prefill_s_per_token=slopes.prefill_s_per_token,
-        iteration_s=stage_ms * roofline.num_pipeline_stages * 1e-3,
-        iteration_s_per_request=slopes.iteration_s_per_request,
-        iteration_s_per_context_token=slopes.iteration_s_per_context_token,
-        prefill_chunk_tokens=chunk_size,
-    )
+ActionRewards = NDArray[np.float64]
 
 
-def cluster_work(replicas: Iterable[Iterable[Any]], now_s: float) -> ClusterWork:
-    """What is left to do on each of several replicas, given their requests in the order of arrival there."""
-    rows: list[float] = []
-    counts: list[int] = []
-    for requests in replicas:
-        before = len(rows)
-        for request in requests:
-            done = request._num_processed_tokens
-            if request._is_prefill_complete:
-                left = request._num_prefill_tokens + request._num_decode_tokens - done
-                rows += (0, left, done, now_s - request._arrived_at)
-            else:  # the end of prefill yields the first token
-                left = request._num_decode_tokens - 1
-                rows += (request._num_prefill_tokens - done, left, done, now_s - request._arrived_at)
-        counts.append((len(rows) - before) // 4)
-    columns = np.array(rows, dtype=np.float64).reshape(-1, 4).T.copy()
-    return ClusterWork(
-        prefill_tokens=columns[0],
-        decode_tokens=columns[1],
-        context_tokens=columns[2],
-        ages_s=columns[3],
-        counts=np.array(counts, dtype=np.intp),
-    )
+class RewardTracker(DecisionRewards):
+    """The reward of each decision in a Vidur simulation, whose requests it is told of and can look into."""
+
+    def __init__(
+        self,
+        flags: PPOModularFlags,
+        source: VidurReplicaSource,
+        *,
+        cost: DrainCost,
+        speed_factors: list[float],
+        shadow: ShadowTwin | None = None,
+    ) -> None:
+        """`shadow`: where marginal delays come from; without one, from the linear model of `cost`."""
+        super().__init__(flags)
+        self._shadow = shadow
+        self._source = source
+        self._cost = cost
+        self._speed_factors = np.array(speed_factors)
+        self._weights = flags.credit_weights
+
+    def on_arrival(self, request: Any) -> None:
+        """A request entered the system."""
+        self.enters(request.id, request.arrived_at)
+
+    def on_completion(self, request: Any) -> None:
+        """A request left the system."""
+        self.leaves(request.id, request._arrived_at, request._completed_at)
+
+    def of_every_action(self, request: Any, now_s: float, observed: NDArray[np.intp] | None) -> ActionRewards:
+        """marginal_delay: the reward of placing the request on each replica (of the observed ones)."""
+        prompt_tokens, decode_tokens = request.num_prefill_tokens, request.num_decode_tokens
+        if self._shadow is not None:
+            increases = self._shadow.marginal_delay(now_s, prompt_tokens, decode_tokens)
+            return -(increases if observed is None else increases[observed])
+        indices = range(self._source.num_replicas) if observed is None else observed.tolist()
+        rewards: ActionRewards = -marginal_delay(
+            self._source.work_left(indices, now_s),
+            prompt_tokens=prompt_tokens,
+            decode_tokens=decode_tokens - 1,  # the end of prefill yields the first token
+            speed=self._speed_factors if observed is None else self._speed_factors[observed],
+            cost=self._cost,
+            **self._weights,
+        )
+        return rewards

@@ -19,6 +19,8 @@ from vidur_ppo_plugin.flags import check_scheduler, flag_name, speed_factors
 from vidur_ppo_plugin.learn.alarms import CollapseAlarm, SafetyLimit
 from vidur_ppo_plugin.learn.build import build_agent, build_curriculum, check_resumed
 from vidur_ppo_plugin.learn.checkpoint_flags import adopt_flags
+from vidur_ppo_plugin.learn.credit.analytic import DrainCost
+from vidur_ppo_plugin.learn.credit.exact import ShadowTwin
 from vidur_ppo_plugin.learn.guard import PolicyGuard
 from vidur_ppo_plugin.learn.policy_checkpoint import is_policy_only, network_weights
 from vidur_ppo_plugin.learn.ppo import NonFiniteUpdate
@@ -33,14 +35,12 @@ from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot
 from vidur_ppo_plugin.routing.visibility import Visibility
 
 from . import arrivals
-from .credit import drain_cost
-from .ppo_rewards import RewardTracker
+from .credit import RewardTracker
 from .ppo_statistics import RunStatistics
 from .replay import RecentRequests
 from .replica_source import VidurReplicaSource
 from .roofline_predictor import build_roofline
 from .schedulers import build_delay_model, prefill_chunk_size
-from .shadow import ShadowTwin
 from .teachers import DEMONSTRATIONS_FILE, Demonstrator
 from .twin_filler import twin_config
 
@@ -76,7 +76,7 @@ class PPOModularScheduler(BaseGlobalScheduler):
         delay_model = build_delay_model(config)
         self.agent = build_agent(flags, num_replicas=len(replicas), delay_model=delay_model)
         roofline = build_roofline(config.cluster_config.replica_config, config.execution_time_predictor_config)
-        cost = drain_cost(roofline, prefill_chunk_size(config))
+        cost = DrainCost.from_roofline(roofline, prefill_chunk_size(config))
         self._visibility = Visibility.from_flags(flags, len(replicas))
         self._is_learning = not (flags.inference_only or flags.demonstrate_with)
         self._shadow, credit = self._open_shadow(config)
@@ -220,7 +220,7 @@ class PPOModularScheduler(BaseGlobalScheduler):
             self._visibility.on_dispatch(index, request.num_prefill_tokens)
             self._source.on_dispatch(index, request)
             if self._shadow is not None:
-                self._shadow.place(index, request)
+                self._shadow.place(index, request.arrived_at, request.num_prefill_tokens, request.num_decode_tokens)
             placements.append((self._replica_ids[index], request))
         self._request_queue.clear()
         return placements

@@ -20,12 +20,12 @@ from vidur.events.global_schedule_event import GlobalScheduleEvent
 from vidur.simulator import Simulator
 
 from vidur_ppo_plugin.flags import PPOModularFlags, speed_factors
+from vidur_ppo_plugin.learn.credit.analytic import DrainCost
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
 
-from .credit import drain_cost
+from .credit import ActionRewards, RewardTracker
 from .flags import known_flags, to_arguments
 from .launch import parse
-from .ppo_rewards import ActionRewards, RewardTracker
 from .replica_source import VidurReplicaSource
 from .roofline_predictor import build_roofline
 from .schedulers import prefill_chunk_size
@@ -85,7 +85,7 @@ class SteppedVidur:
         self._flags = flags
         self._filler = TwinFiller(config, replica_schedulers) if has_exact_credit else None
         roofline = build_roofline(config.cluster_config.replica_config, config.execution_time_predictor_config)
-        cost = drain_cost(roofline, prefill_chunk_size(config))
+        cost = DrainCost.from_roofline(roofline, prefill_chunk_size(config))
         self._credit = RewardTracker(flags, self._source, cost=cost, speed_factors=speeds)
         arrivals = sorted(self._simulator._event_queue, key=lambda item: item[0])
         self._indices = {event._request.id: index for index, (_, event) in enumerate(arrivals)}
