@@ -27,12 +27,12 @@ from vidur_ppo_plugin import _autoload, pretrained
 from vidur_ppo_plugin.compare.engines import run_cell
 from vidur_ppo_plugin.compare.schedulers import parse_schedulers
 from vidur_ppo_plugin.compare.seeds import COMPARISON
+from vidur_ppo_plugin.learn.credit.look_ahead import look_ahead
 from vidur_ppo_plugin.policy.actor import Actor
 from vidur_ppo_plugin.policy.policy import Policy
 from vidur_ppo_plugin.scenario import Scenario, find_scenario
 from vidur_ppo_plugin.train.clusters import Cluster, build_clusters
 from vidur_ppo_plugin.twin.acting import ActingTwin
-from vidur_ppo_plugin.twin.look_ahead import look_ahead
 
 #: The metrics of each seed.
 Rows = list[dict[str, float]]

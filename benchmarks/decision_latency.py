@@ -8,7 +8,7 @@ and replica), then decisions are timed in two ways, each of the four calls that 
 - In a pause: the simulation stands still, and the requests that arrive next are placed one after the other, as
   `_place` does but for rewards and learning. As many replicas count as changed as change between two decisions. These
   are the figures that are judged: what deciding itself costs.
-- In the run: every decision of the scheduler's own `_place`, rewards and learning in between. Here the simulator, which
+- In the run: every decision as the scheduler makes it, rewards and learning in between. Here the simulator, which
   works for a millisecond or more between two decisions, has emptied the processor's caches, so that they take longer.
 
 Reported is the median of the best block of 100, because other work on the machine only ever adds time.
@@ -70,7 +70,7 @@ class Stopwatch:
         self.decisions: list[dict[str, float]] = []
         #: Replicas that had changed since the decision before, for each decision.
         self.num_moved: list[int] = []
-        source, agent = scheduler._source, scheduler.agent
+        source, agent = scheduler.cluster.source, scheduler.agent
         self._moved = source._moved
         source.request_info = self._timed("request", source.request_info)
         source.snapshot = self._timed("snapshot", source.snapshot)
@@ -131,7 +131,7 @@ def measure_case(case: Case, num_decisions: int, directory: Path) -> dict[str, A
         _, event = heapq.heappop(simulator._event_queue)
         simulator._set_time(event._time)
         simulator._add_events(event.handle_event(simulator._scheduler, simulator._metric_store))
-    outstanding = simulator.scheduler._source.snapshot(simulator._time).outstanding_requests
+    outstanding = simulator.scheduler.cluster.source.snapshot(simulator._time).outstanding_requests
     num_moved = statistics.median(watch.num_moved[warm_up:])
     place_in_pause(simulator, round(num_moved))
     simulator.scheduler._abandon()  # no report and no checkpoint of a run that was cut off
@@ -152,9 +152,9 @@ def measure_case(case: Case, num_decisions: int, directory: Path) -> dict[str, A
 
 
 def place_in_pause(simulator: Any, num_moved: int) -> None:
-    """What `_place` does, but for rewards and learning, with the simulation standing still."""
+    """What a decision takes, without rewards and learning, with the simulation standing still."""
     scheduler = simulator.scheduler
-    source, agent = scheduler._source, scheduler.agent
+    source, agent = scheduler.cluster.source, scheduler.agent
     requests = [event._request for _, event in sorted(simulator._event_queue) if hasattr(event, "_request")]
     rng = random.Random(0)
     for request in requests:

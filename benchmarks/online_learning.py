@@ -99,7 +99,7 @@ def learn(scenario: Scenario, options: argparse.Namespace, points: Sequence[int]
             placements = schedule()
             for point in points[:-1]:
                 if point not in weights and scheduler.agent.num_decisions >= point:
-                    weights[point] = scheduler.serving_weights()
+                    weights[point] = scheduler.router.serving_weights()
             return placements
 
         scheduler.schedule = watched
@@ -112,7 +112,7 @@ def learn(scenario: Scenario, options: argparse.Namespace, points: Sequence[int]
     with quietly(to_arguments(cell_flags(scenario, spec, options.training_seed), known_flags())) as arguments:
         outcome = run(arguments, watch)
     (scheduler,) = schedulers
-    weights[points[-1]] = scheduler.serving_weights()  # a guard has had its last word
+    weights[points[-1]] = scheduler.router.serving_weights()  # a guard has had its last word
     metadata = checkpoint.verify(saved if options.checkpoint == NOTHING else options.checkpoint)
     files = {point: directory / f"{point}.ckpt" for point in points}
     for point, file in files.items():

@@ -95,13 +95,9 @@ def run(command_line: list[str]) -> Run:
 
 def apply_round_robin(scheduler: Any) -> None:
     """Let the scheduler compute its decisions, and place in turn."""
-    place, turns = scheduler._place, itertools.cycle(range(len(scheduler._replica_ids)))
-
-    def placed_in_turn(request: Any, now_s: float) -> int:
-        place(request, now_s)
-        return next(turns)
-
-    scheduler._place = placed_in_turn
+    cluster = scheduler.cluster
+    place, turns = cluster.place, itertools.cycle(range(cluster.num_replicas))
+    cluster.place = lambda replica: place(next(turns))
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

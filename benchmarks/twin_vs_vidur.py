@@ -223,7 +223,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         from vidur_ppo_plugin import _autoload
 
         _autoload.install()
-        from vidur_ppo_plugin.sim.twin_filler import twin_config
+        from vidur_ppo_plugin.sim.twin_config import twin_config
 
         results, clusters = {}, {}
         for scheduler in SCHEDULERS:

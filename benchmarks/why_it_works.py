@@ -68,8 +68,8 @@ def watch(scenario: Scenario, spec: SchedulerSpec, seed: int) -> Watched:
     """Place the requests of a seed, and remember what was seen."""
     from vidur_ppo_plugin.sim.flags import known_flags, to_arguments
     from vidur_ppo_plugin.sim.launch import parse
-    from vidur_ppo_plugin.sim.twin_filler import twin_config
-    from vidur_ppo_plugin.twin.play import play
+    from vidur_ppo_plugin.sim.twin_config import twin_config
+    from vidur_ppo_plugin.twin.cluster import play
 
     requests = scenario.requests(seed)
     with quietly(to_arguments(cell_flags(scenario, spec, seed), known_flags())) as arguments:

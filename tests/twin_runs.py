@@ -43,7 +43,7 @@ def requests_of(outcome: Outcome) -> Requests:
 
 def replay(config: Any, outcome: Outcome) -> Completions:
     """The requests of a Vidur run, placed as there, in the twin."""
-    from vidur_ppo_plugin.sim.twin_filler import twin_config
+    from vidur_ppo_plugin.sim.twin_config import twin_config
 
     return run(twin_config(config), requests_of(outcome), column(outcome, "replica"))
 

@@ -100,16 +100,16 @@ def run_and_measure(
 
     from vidur_ppo_plugin.sim.ppo_scheduler import PPOModularScheduler
 
-    place = PPOModularScheduler._place
+    schedule = PPOModularScheduler.schedule
 
-    def measuring_place(self: PPOModularScheduler, request: Any, now_s: float) -> int:
-        index = place(self, request, now_s)
+    def measuring_schedule(self: PPOModularScheduler) -> Any:
+        placements = schedule(self)
         decisions = self.agent.num_decisions
         if decisions in at_decisions:
             held[decisions] = held_bytes(self)
-        return index
+        return placements
 
-    monkeypatch.setattr(PPOModularScheduler, "_place", measuring_place)
+    monkeypatch.setattr(PPOModularScheduler, "schedule", measuring_schedule)
     monkeypatch.setattr(sys, "argv", ["vidur.main", *command_line])
     logging.disable(logging.INFO)  # Vidur tells of every request
     try:

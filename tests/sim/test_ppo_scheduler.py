@@ -282,12 +282,12 @@ def test_a_checkpoint_that_is_no_good_stops_the_run_before_it_begins(tmp_path: P
 
 def test_exact_credit_sums_to_all_latencies(tmp_path: Path) -> None:
     """The identity of marginal delay, in a live simulation with preemptions: rewards sum to minus the total latency."""
-    from vidur_ppo_plugin.sim.ppo_rewards import RewardTracker
+    from vidur_ppo_plugin.learn.credit.decision_rewards import DecisionRewards
 
     rewards: list[float] = []
-    note = RewardTracker.note_marginal_delay
+    note = DecisionRewards.note_marginal_delay
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RewardTracker, "note_marginal_delay", lambda self, r: (rewards.append(r), note(self, r))[1])
+        patch.setattr(DecisionRewards, "note_marginal_delay", lambda self, r: (rewards.append(r), note(self, r))[1])
         outcome = ppo(tmp_path, {"credit": "exact", "backlog_weight": 0.0}, **KV_PRESSURE)
     assert sum(request.num_restarts for request in outcome.requests) > 0
     total_s = sum((r.completed_at_s or math.inf) - r.arrived_at_s for r in outcome.requests)

@@ -6,13 +6,8 @@ from itertools import accumulate
 
 import numpy as np
 import pytest
-import torch
-from test_twin import config_of
-from test_vector import of_cluster, requests_of
+from small_twins import actor_of, config_of, of_cluster, prior_of, requests_of
 
-from vidur_ppo_plugin.policy.actor import Actor
-from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
-from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.features import FeatureTable
 from vidur_ppo_plugin.routing.prior import NAMES, Prior
 from vidur_ppo_plugin.routing.visibility import Drain, Visibility
@@ -25,19 +20,6 @@ from vidur_ppo_plugin.twin.twin import Twin, in_order
 from vidur_ppo_plugin.workload.requests import Requests
 
 SPEEDS = [1.0, 0.5, 1.0]
-
-
-def actor_of(seed: int = 0) -> Actor:
-    """A policy with opinions of its own."""
-    table = FeatureTable()
-    shape = {name: getattr(table, name) for name in ("num_replica_features", "num_request_features")}
-    network = ActorCritic(NetworkShape(**shape), seed=seed)
-    torch.nn.init.normal_(network.actor_head.weight, std=0.5, generator=torch.Generator().manual_seed(seed))
-    return Actor.from_network(network)
-
-
-def prior_of(config: TwinConfig, name: str = "least_tokens") -> Prior:
-    return Prior(name, weight=1.0, delay_model=DelayModel.from_roofline(config.roofline, config.max_batch_tokens))
 
 
 def expected_actions(

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from test_twin import config_of
+from small_twins import config_of
 
 from vidur_ppo_plugin.twin.drain import drained
 from vidur_ppo_plugin.twin.twin import Twin

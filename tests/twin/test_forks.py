@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from test_twin import config_of, submit, workload
+from small_twins import config_of, submit, workload
 
 from vidur_ppo_plugin.twin.layout import PREFILL_TOKENS, SCHEDULERS
 from vidur_ppo_plugin.twin.twin import Twin, in_order

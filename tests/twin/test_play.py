@@ -11,10 +11,10 @@ from twin_runs import assert_equal, column, requests_of, simulate_with_config
 
 from vidur_ppo_plugin.routing import heuristics
 from vidur_ppo_plugin.routing.snapshot import ROWS, ClusterSnapshot, RequestInfo
-from vidur_ppo_plugin.sim import schedulers
+from vidur_ppo_plugin.sim import cluster
 from vidur_ppo_plugin.sim.replica_source import VidurReplicaSource
+from vidur_ppo_plugin.twin.cluster import play
 from vidur_ppo_plugin.twin.layout import SCHEDULERS
-from vidur_ppo_plugin.twin.play import play
 
 NUM_WAITING_SLOTS = 3
 SEED = 42  # the default of --…_seed
@@ -58,7 +58,7 @@ def test_snapshots_and_outcomes_are_those_of_vidur(
         sources.append(RecordingSource(*args, **kwargs))
         return sources[-1]
 
-    monkeypatch.setattr(schedulers, "VidurReplicaSource", recording_source)
+    monkeypatch.setattr(cluster, "VidurReplicaSource", recording_source)
     config, outcome = simulate_with_config(
         tmp_path,
         replica_scheduler_config_type=scheduler,
@@ -81,7 +81,7 @@ def test_snapshots_and_outcomes_are_those_of_vidur(
         np.testing.assert_array_equal(snapshot.waiting, expected.waiting)
         return heuristics.choose(snapshot.token_load, rng)
 
-    from vidur_ppo_plugin.sim.twin_filler import twin_config
+    from vidur_ppo_plugin.sim.twin_config import twin_config
 
     result = play(twin_config(config), requests_of(outcome), decide, num_waiting_slots=NUM_WAITING_SLOTS)
 

@@ -5,55 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from small_twins import config_of, submit, workload
 
-from vidur_ppo_plugin.hardware import DEVICES, NETWORKS, ModelShape, Roofline
 from vidur_ppo_plugin.twin import layout
 from vidur_ppo_plugin.twin.config import TwinConfig
 from vidur_ppo_plugin.twin.twin import Completions, Twin, in_order, run
 from vidur_ppo_plugin.workload.requests import Requests
-
-MODEL = ModelShape(
-    name="tiny",
-    num_layers=4,
-    num_q_heads=8,
-    num_kv_heads=8,
-    embedding_dim=512,
-    mlp_hidden_dim=1024,
-    use_gated_mlp=True,
-    post_attn_norm=True,
-)
-
-
-def config_of(**changes: Any) -> TwinConfig:
-    """Two replicas with little memory, so that requests queue and are preempted."""
-    values: dict[str, Any] = {
-        "roofline": Roofline(MODEL, DEVICES["a100"], NETWORKS["a100_dgx"]),
-        "replica_scheduler": "sarathi",
-        "speed_factors": [1.0, 0.5],
-        "block_size": 16,
-        "num_blocks": 60,
-        "watermark_blocks": 1,
-        "batch_size_cap": 8,
-        "max_batch_tokens": 64,
-        "max_request_tokens": 600,
-        "max_full_requests": 8,
-    }
-    return TwinConfig(**{**values, **changes})
-
-
-def workload(num_requests: int, seed: int = 0) -> dict[str, Any]:
-    rng = np.random.default_rng(seed)
-    return {
-        "replicas": rng.integers(0, 2, num_requests),
-        "arrived_at_s": np.cumsum(rng.exponential(0.002, num_requests)),
-        "prompt_tokens": rng.integers(1, 300, num_requests),
-        "decode_tokens": rng.integers(1, 60, num_requests),
-    }
-
-
-def submit(twin: Twin, requests: dict[str, Any], first: int, last: int) -> None:
-    for index in range(first, last):
-        twin.submit(*(requests[name][index] for name in requests))
 
 
 def run_all(config: TwinConfig, requests: dict[str, Any]) -> Completions:

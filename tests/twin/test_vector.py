@@ -2,27 +2,16 @@
 
 import numpy as np
 import pytest
-from test_twin import config_of, workload
+from small_twins import config_of, of_cluster, requests_of
 
 from vidur_ppo_plugin.routing.features import FeatureTable
 from vidur_ppo_plugin.twin.layout import SCHEDULERS
 from vidur_ppo_plugin.twin.source import TwinReplicaSource
-from vidur_ppo_plugin.twin.twin import Completions, Twin, in_order, run
+from vidur_ppo_plugin.twin.twin import Twin, in_order, run
 from vidur_ppo_plugin.twin.vector import VectorTwin
 from vidur_ppo_plugin.workload.requests import Requests
 
 NUM_REQUESTS = (60, 25, 0, 90)
-
-
-def requests_of(num_requests: int, seed: int) -> Requests:
-    _, *columns = workload(num_requests, seed).values()
-    return Requests(*columns)
-
-
-def of_cluster(vector: tuple[np.ndarray, Completions], cluster: int) -> Completions:
-    clusters, completions = vector
-    mask = clusters == cluster
-    return in_order(Completions(*(getattr(completions, name)[mask] for name in completions.__dataclass_fields__)))
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)

@@ -53,7 +53,7 @@ class Cluster(Protocol):
         """The replicas at this moment."""
 
     def lengths(self) -> tuple[int, int]:
-        """Prompt and output tokens of the request to place. Privileged: the output is for credit, never to decide by."""
+        """Prompt and output tokens of the request to place. Privileged: the output is for credit, not to decide by."""
 
     def marginal_delay(
         self, replicas: NDArray[np.intp] | None = None, *, latency_power: float = 1.0, backlog_weight: float = 0.0

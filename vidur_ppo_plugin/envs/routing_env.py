@@ -13,11 +13,11 @@ from vidur_ppo_plugin.clusters.cluster import Completion
 from vidur_ppo_plugin.clusters.drive import Arrival, Run
 from vidur_ppo_plugin.flags import RewardFlags
 from vidur_ppo_plugin.learn.alarms import SafetyLimit
+from vidur_ppo_plugin.learn.credit.decision_rewards import DecisionRewards
 from vidur_ppo_plugin.routing.heuristics import available_cost
 from vidur_ppo_plugin.routing.snapshot import FloatArray
 from vidur_ppo_plugin.routing.visibility import Visibility
 from vidur_ppo_plugin.scenario import Scenario
-from vidur_ppo_plugin.sim.ppo_rewards import DecisionRewards
 
 from .clusters import start_cluster
 from .observations import Observation

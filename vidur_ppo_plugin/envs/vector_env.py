@@ -15,10 +15,10 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from vidur_ppo_plugin.clusters.cluster import Completion
+from vidur_ppo_plugin.learn.credit.decision_rewards import DecisionRewards
 from vidur_ppo_plugin.routing.snapshot import ROWS, ClusterSnapshot, FloatArray
 from vidur_ppo_plugin.routing.visibility import Visibility
 from vidur_ppo_plugin.scenario import Scenario
-from vidur_ppo_plugin.sim.ppo_rewards import DecisionRewards
 from vidur_ppo_plugin.twin.cluster import each_completion
 from vidur_ppo_plugin.twin.vector import VectorTwin
 

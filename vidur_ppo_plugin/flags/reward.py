@@ -110,8 +110,8 @@ class RewardFlags:
     def credit_weights(self) -> Dict[str, Any]:
         """How much a placement's harm counts, and to whom: the options of marginal delay.
 
-        They do not depend on `tail_preference`: only training that looks ahead (`train/look_ahead.py`) pays for what it
-        asks.
+        They do not depend on `tail_preference`: only training that looks ahead (`learn/credit/look_ahead.py`) pays for
+        what it asks.
         """
         return {"latency_power": self.latency_power, "backlog_weight": self.backlog_weight}
 

@@ -12,17 +12,18 @@ from typing import Any
 import numpy as np
 
 from vidur_ppo_plugin.flags import PPOModularFlags, drains_of
-from .agent import Agent
-from .build import build_agent
-from .features import build_features, build_prior
-from .guard import Outcome
 from vidur_ppo_plugin.policy.actor import Actor
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.visibility import Visibility
 from vidur_ppo_plugin.twin.acting import ActingTwin
-from vidur_ppo_plugin.twin.config import TwinConfig
 from vidur_ppo_plugin.twin.cluster import play
+from vidur_ppo_plugin.twin.config import TwinConfig
 from vidur_ppo_plugin.workload.requests import Requests
+
+from .agent import Agent
+from .build import build_agent
+from .features import build_features, build_prior
+from .guard import Outcome
 
 # A trial of fewer requests says nothing.
 FEWEST_REQUESTS = 64

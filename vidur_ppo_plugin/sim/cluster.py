@@ -41,7 +41,8 @@ class VidurCluster:
         self._config = config
         self._replica_ids = list(replica_schedulers)
         self._speed_factors = speed_factors(config.execution_time_predictor_config, len(self._replica_ids))
-        self._source = VidurReplicaSource(
+        #: Where snapshots come from.
+        self.source = VidurReplicaSource(
             list(replica_schedulers.values()),
             speed_factors=self._speed_factors,
             initial_decode_tokens=initial_decode_tokens,
@@ -77,11 +78,11 @@ class VidurCluster:
 
     def request_info(self) -> RequestInfo:
         """What a router knows of the request to place; call it once for each."""
-        return self._source.request_info(self._queue[0])
+        return self.source.request_info(self._queue[0])
 
     def snapshot(self) -> ClusterSnapshot:
         """The replicas at this moment."""
-        return self._source.snapshot(self.now_s)
+        return self.source.snapshot(self.now_s)
 
     def lengths(self) -> tuple[int, int]:
         """Prompt and output tokens of the request to place."""
@@ -98,8 +99,8 @@ class VidurCluster:
             )
             return increases if replicas is None else increases[replicas]
         speeds = np.array(self._speed_factors)
-        increases: FloatArray = marginal_delay(
-            self._source.work_left(range(self.num_replicas) if replicas is None else replicas.tolist(), self.now_s),
+        return marginal_delay(
+            self.source.work_left(range(self.num_replicas) if replicas is None else replicas.tolist(), self.now_s),
             prompt_tokens=prompt_tokens,
             decode_tokens=decode_tokens - 1,  # the end of prefill yields the first token
             speed=speeds if replicas is None else speeds[replicas],
@@ -107,7 +108,6 @@ class VidurCluster:
             latency_power=latency_power,
             backlog_weight=backlog_weight,
         )
-        return increases
 
     @cached_property
     def _drain_cost(self) -> DrainCost:
@@ -118,7 +118,7 @@ class VidurCluster:
     def place(self, replica: int) -> None:
         """Send the request to a replica."""
         request = self._queue[0]
-        self._source.on_dispatch(replica, request)
+        self.source.on_dispatch(replica, request)
         if self._shadow is not None:
             self._shadow.place(replica, request.arrived_at, *self.lengths())
         self._queue.popleft()
@@ -132,7 +132,7 @@ class VidurCluster:
     @property
     def batch_counts(self) -> tuple[int, int]:
         """Batches that have ended and the requests in them, on all replicas."""
-        return self._source.num_batches, self._source.num_batched_requests
+        return self.source.num_batches, self.source.num_batched_requests
 
     def _number(self, request: Any) -> int:
         """The request's number in this cluster: Vidur's id."""

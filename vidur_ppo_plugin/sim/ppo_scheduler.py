@@ -1,7 +1,7 @@
-"""`ppo_modular`, a scheduler type that learns inside the simulation: builds its parts from Vidur's config, and ends them.
+"""`ppo_modular`, a scheduler type that learns inside the simulation: its parts, built from Vidur's config, and its end.
 
-What it decides and learns is in `learn/online.py`. Vidur never says when a run is over, but asks `is_empty` once, before
-it writes its output: then the run is finished here.
+What it decides and learns is in `learn/online.py`. Vidur never says when a run is over, but asks `is_empty` once,
+before it writes its output: then the run is finished here.
 """
 
 import atexit
@@ -65,7 +65,8 @@ class PPOModularScheduler(BaseGlobalScheduler):
         delay_model = build_delay_model(config)
         self.agent = build_agent(flags, num_replicas=len(replicas), delay_model=delay_model)
         shadow, credit = self._open_shadow(config)
-        self._cluster = VidurCluster(
+        #: The replicas, and who places requests on them.
+        self.cluster = VidurCluster(
             config,
             self._replica_schedulers,
             num_waiting_slots=flags.max_queue_requests_per_replica,
@@ -80,9 +81,9 @@ class PPOModularScheduler(BaseGlobalScheduler):
             num_replicas=len(replicas), num_decisions=self.agent.num_decisions, has_windows=self._is_learning
         )
         self._recorder: Recorder | None = None
-        self._router = self._build_router(config, loaded, delay_model)
+        self.router = self._build_router(config, loaded, delay_model)
         visibility = Visibility.from_flags(flags, len(replicas))
-        self._run = Run(self._cluster, [self._statistics, self._router], visibility=visibility)
+        self._run = Run(self.cluster, [self._statistics, self.router], visibility=visibility)
         self._progress = Progress(total=getattr(config.request_generator_config, "num_requests", None))
         self._is_finished = False
         atexit.register(self.finish)
@@ -128,7 +129,7 @@ class PPOModularScheduler(BaseGlobalScheduler):
         flags = self._flags
         if not flags.curriculum:
             return None
-        curriculum = build_curriculum(flags, header(self._cluster.num_replicas))
+        curriculum = build_curriculum(flags, header(self.cluster.num_replicas))
         arrivals.apply()
         #: Asked by arrival events, see sim/arrivals.py.
         self.arrival_clock = arrivals.ArrivalClock(lambda: curriculum.load)
@@ -151,7 +152,7 @@ class PPOModularScheduler(BaseGlobalScheduler):
         if self._flags.demonstrate_with:
             return self._build_demonstrator(delay_model)
         if not self._is_learning:
-            return OnlineRouter(self.agent, num_replicas=self._cluster.num_replicas)
+            return OnlineRouter(self.agent, num_replicas=self.cluster.num_replicas)
         return self._build_learner(config, loaded, delay_model)
 
     def _build_demonstrator(self, delay_model: DelayModel) -> Demonstrator:
@@ -174,7 +175,7 @@ class PPOModularScheduler(BaseGlobalScheduler):
         saved = self._flags.save_checkpoint
         learner = OnlineLearner(
             self.agent,
-            self._cluster,
+            self.cluster,
             self._statistics,
             self._recorder,
             checkpoints=Path(saved) if saved else self._output_dir / CHECKPOINT_DIRECTORY,
@@ -212,7 +213,7 @@ class PPOModularScheduler(BaseGlobalScheduler):
         directory = Path(self._flags.metrics_dir) if self._flags.metrics_dir else self._output_dir
         directory.mkdir(parents=True, exist_ok=True)
         return Recorder(
-            header(self._cluster.num_replicas),
+            header(self.cluster.num_replicas),
             directory / METRICS_FILE,
             wandb_run=open_run(),
             tensorboard_dir=directory / "tensorboard" if self._flags.enable_tensorboard else None,
@@ -224,14 +225,14 @@ class PPOModularScheduler(BaseGlobalScheduler):
         """Place the queued requests."""
         started_s = time.perf_counter()
         try:
-            placements = place_queued(self, self._cluster, self._run, self._router)
+            placements = place_queued(self, self.cluster, self._run, self.router)
         except FloatingPointError:
             self._abandon()
             raise
         statistics = self._statistics
         statistics.add_deciding(time.perf_counter() - started_s)
         self._progress.update(
-            statistics.num_decisions, self._cluster.now_s, statistics.recent_latency_s, statistics.entropy
+            statistics.num_decisions, self.cluster.now_s, statistics.recent_latency_s, statistics.entropy
         )
         return placements
 

@@ -11,12 +11,13 @@ the last. Single numbers are written through a memoryview, three times as fast a
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 from vidur.entities import Batch
 
+from vidur_ppo_plugin.learn.credit.analytic import ClusterWork
 from vidur_ppo_plugin.routing.averages import (
     Arrivals,
     bring_to_now,
@@ -132,9 +133,29 @@ class VidurReplicaSource:
         """What a router knows of a request that arrives now; call it once for each request, in order."""
         return self._arrivals.request_info(request.num_prefill_tokens, request.arrived_at)
 
-    def requests_in_flight(self, index: int) -> list[Any]:
-        """Vidur's requests in flight on a replica, in order of dispatch; for training credit, never for decisions."""
-        return [request for request, _ in self._in_flight[index].values()]
+    def work_left(self, indices: Iterable[int], now_s: float) -> ClusterWork:
+        """What some replicas have still to do, by true output lengths: for training credit, never for decisions."""
+        rows: list[float] = []
+        counts: list[int] = []
+        for index in indices:
+            in_flight = self._in_flight[index]
+            for request, _ in in_flight.values():  # in order of dispatch
+                done = request._num_processed_tokens
+                if request._is_prefill_complete:
+                    left = request._num_prefill_tokens + request._num_decode_tokens - done
+                    rows += (0, left, done, now_s - request._arrived_at)
+                else:  # the end of prefill yields the first token
+                    left = request._num_decode_tokens - 1
+                    rows += (request._num_prefill_tokens - done, left, done, now_s - request._arrived_at)
+            counts.append(len(in_flight))
+        columns = np.array(rows, dtype=np.float64).reshape(-1, 4).T.copy()
+        return ClusterWork(
+            prefill_tokens=columns[0],
+            decode_tokens=columns[1],
+            context_tokens=columns[2],
+            ages_s=columns[3],
+            counts=np.array(counts, dtype=np.intp),
+        )
 
     def on_dispatch(self, index: int, request: Any) -> None:
         """Count a request that was just sent to a replica (Vidur hands it over only after the last decision)."""

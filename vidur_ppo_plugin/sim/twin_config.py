@@ -8,8 +8,9 @@ from vidur_ppo_plugin.flags import speed_factors
 from vidur_ppo_plugin.twin.config import TwinConfig
 from vidur_ppo_plugin.twin.layout import SCHEDULERS
 
-from .roofline_predictor import build_roofline
 from .delay_model import prefill_chunk_size
+from .roofline_predictor import build_roofline
+
 
 def twin_config(config: Any) -> TwinConfig:
     """The twin of the cluster that a Vidur simulation config describes; ValueError naming what is not covered."""

@@ -20,12 +20,12 @@ from vidur_ppo_plugin.flags import (
     flag,
     flag_name,
 )
+from vidur_ppo_plugin.learn.credit.look_ahead import LookAhead
 from vidur_ppo_plugin.learn.curriculum import Curriculum
 from vidur_ppo_plugin.record.metrics import header
 from vidur_ppo_plugin.routing.routers import HEURISTICS, STOCK
 from vidur_ppo_plugin.scenario import REPLAY, Scenario, ScenarioError, find_scenario
 
-from .look_ahead import LookAhead
 from .schema import ConfigError, read, require
 
 #: Routers that need options of their own cannot be named as baselines.

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from vidur_ppo_plugin.learn.credit.look_ahead import look_ahead
+from vidur_ppo_plugin.learn.credit.queue_delay import QueueDelay, queue_delays_of_decisions
 from vidur_ppo_plugin.learn.features import build_features, build_prior
 from vidur_ppo_plugin.learn.rollout import Rollout
 from vidur_ppo_plugin.routing.features import Float32Array, Observation
-from vidur_ppo_plugin.routing.reward import QueueDelay
 from vidur_ppo_plugin.routing.snapshot import FloatArray
 from vidur_ppo_plugin.twin.acting import ActingTwin
 from vidur_ppo_plugin.twin.acting_kernels import Played
 from vidur_ppo_plugin.twin.layout import IntArray
-from vidur_ppo_plugin.twin.look_ahead import look_ahead
 from vidur_ppo_plugin.twin.twin import Completions
 from vidur_ppo_plugin.workload.requests import Requests
 
@@ -210,7 +210,9 @@ class Slot:
             for cluster, tracker in enumerate(self._queue_delays):
                 mine = np.flatnonzero(clusters == cluster)
                 moments = self._arrived_s[cluster, first : first + steps + 1]
-                earned[cluster] = _earned(tracker, first, moments, done.index[mine], done.completed_at_s[mine])
+                earned[cluster] = queue_delays_of_decisions(
+                    tracker, first, moments, done.index[mine], done.completed_at_s[mine]
+                )
         return self._served(clusters, done), earned, self._kept(played)
 
     def _kept(self, played: Played) -> IntArray:
@@ -236,22 +238,6 @@ class Slot:
             duration_s=float((now_s - began_s).sum()),
             load_spread=float(self._clusters.in_flight.std(axis=1).mean()),
         )
-
-
-def _earned(
-    tracker: QueueDelay, first: int, moments: FloatArray, requests: IntArray, completed_at_s: FloatArray
-) -> list[float]:
-    """queue_delay of decisions from number `first` on, made at all `moments` but the last."""
-    order = np.argsort(completed_at_s, kind="stable")
-    done = list(zip(completed_at_s[order].tolist(), requests[order].tolist(), strict=True))
-    earned, at = [], 0
-    for number, (now_s, next_s) in enumerate(zip(moments[:-1].tolist(), moments[1:].tolist(), strict=True), first):
-        tracker.on_arrival(now_s, number)
-        while at < len(done) and done[at][0] <= next_s:
-            tracker.on_completion(*done[at])
-            at += 1
-        earned.append(tracker.take(next_s))
-    return earned
 
 
 def rollouts_of(experience: Experience, exploration: Exploration, first_stream: int, *, is_last: bool) -> list[Rollout]:

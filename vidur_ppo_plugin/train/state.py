@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from vidur_ppo_plugin import __version__, checkpoint
 from vidur_ppo_plugin.learn.agent import Agent
+from vidur_ppo_plugin.learn.credit.hybrid import HybridReward
 from vidur_ppo_plugin.learn.curriculum import Curriculum
 from vidur_ppo_plugin.learn.policy_checkpoint import network_weights
-from vidur_ppo_plugin.routing.reward import HybridReward
 
 from .config import TrainConfig
 from .episodes import Episode, draw_episode

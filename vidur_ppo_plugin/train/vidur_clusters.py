@@ -54,7 +54,7 @@ class VidurClusters:
         shape = (len(self._runs), steps)
         numbers = np.zeros((*shape, 2)) if uniforms is None else uniforms
         actions = np.full(shape, -1) if forced is None else np.asarray(forced, np.int64)
-        weights = {"latency_power": latency_power, "backlog_weight": backlog_weight} if with_credit else None
+        weights = (latency_power, backlog_weight) if with_credit else None
         parts = [
             run.play(actor, (temperature, epsilon), numbers[cluster], actions[cluster], weights)
             for cluster, run in enumerate(self._runs)
@@ -131,7 +131,7 @@ class _Stream:
         exploration: tuple[float, float],
         uniforms: FloatArray,
         forced: IntArray,
-        credit_weights: Mapping[str, float] | None,
+        credit_weights: tuple[float, float] | None,
     ) -> tuple[NDArray[np.generic], ...]:
         """Decisions one after the other: the arrays of `Played` for this cluster; without weights no credit."""
         rows = []
@@ -142,7 +142,8 @@ class _Stream:
                 raise FloatingPointError(f"the policy's logits are not finite: {logits.tolist()}")
             credit = np.zeros(len(logits))
             if credit_weights is not None:
-                credit = -self.simulation.marginal_delay(**credit_weights)
+                power, backlog_weight = credit_weights
+                credit = -self.simulation.marginal_delay(latency_power=power, backlog_weight=backlog_weight)
             waited_s, total = self.oldest_wait_s, self.in_flight.sum()
             rows.append((self.replicas, self.request, self._prior_logits, logits, replica, credit, waited_s, total))
             self._run.place(self._arrival, replica)

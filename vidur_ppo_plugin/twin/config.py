@@ -13,7 +13,7 @@ from .tables import BatchTimes
 
 @dataclass(frozen=True, kw_only=True)
 class TwinConfig:
-    """A cluster of equal replicas that differ in speed only; `sim.twin_filler.twin_config` makes it of Vidur's config.
+    """A cluster of equal replicas that differ in speed only; `sim.twin_config.twin_config` makes it of Vidur's config.
 
     `max_batch_tokens`: the chunk size of sarathi and mnemosyne_fcfs_fixed_chunk, vllm's max_tokens_in_batch; orca has
     no such limit, its usual one is meant. `max_request_tokens`: the longest request, prompt and output, that the

@@ -168,12 +168,11 @@ class Twin(Machine):
         self.now_s, self.num_submitted = checkpoint.now_s, checkpoint.num_submitted
         self._log = list(checkpoint.log)
 
-    def reset(self, now_s: float = 0.0, *, num_submitted: int | None = None) -> None:
-        """Start anew; or, with `num_submitted`, from a state that somebody else has filled in."""
-        if num_submitted is None:
-            layout.clear(self.rules, self.state)
+    def reset(self, now_s: float = 0.0, *, first_index: int = 0) -> None:
+        """Start anew, with nothing in flight; requests are counted from `first_index` on."""
+        layout.clear(self.rules, self.state)
         self.state.signals[:] = 0
-        self.now_s, self.num_submitted, self._log = now_s, num_submitted or 0, []
+        self.now_s, self.num_submitted, self._log = now_s, first_index, []
 
     def copy(self) -> "Twin":
         """A twin of its own at the same moment."""

@@ -66,7 +66,7 @@ class Engine:
         )
         self._warm_up()
         # Requests count from 1: cells that were never used read 0.
-        self._twin.reset(0.0, num_submitted=1)
+        self._twin.reset(first_index=1)
         self._sequences: dict[int, Sequence] = {}
         self._begun_s = time.monotonic()
         self._has_work = asyncio.Event()

@@ -1,4 +1,10 @@
-"""Credit that sees those who come later: what each replica would have led to, as a reward."""
+"""Credit that sees those who come later: every choice is tried out with the same future, and rewarded for it.
+
+For the next request of each cluster, copies of the cluster place it on one replica each; then the policy goes on with
+the requests that come next, the same ones in every copy, and in the end everybody is served to the last token. What the
+copies differ in is what the placement did: to the request itself, to those in flight, and to those who came later,
+under the policy as it is. (Schulman et al. 2015, "Trust Region Policy Optimization", section 5.2, call this the vine.)
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,14 +13,60 @@ from dataclasses import dataclass
 import numpy as np
 
 from vidur_ppo_plugin.flags import flag
+from vidur_ppo_plugin.policy.actor import Actor
 from vidur_ppo_plugin.routing.snapshot import FloatArray
-from vidur_ppo_plugin.twin.look_ahead import Prospects
+from vidur_ppo_plugin.twin.acting import ActingTwin
 
+#: What is summed up over requests, in this order.
+COSTS = ("latency", "latency squared", "time to first token", "time to first token squared")
 # Most that a replica's reward may differ from the mean of all, in standard deviations. Single futures in which
 # everything goes wrong would otherwise outweigh thousands of usual ones.
 _MOST = 10.0
 # Keeps rewards finite where all replicas are alike.
 _EPSILON = 1e-9
+
+
+# --- What each placement leads to ---
+
+
+@dataclass(frozen=True)
+class Prospects:
+    """Sums of COSTS over everybody in sight: [clusters, replicas, costs]; and how many they are, of each cluster."""
+
+    sums: FloatArray
+    num_requests: FloatArray
+
+    @property
+    def means(self) -> FloatArray:
+        """The mean of each cost over requests and replicas: [clusters, costs]."""
+        means: FloatArray = self.sums.mean(axis=1) / self.num_requests[:, None]
+        return means
+
+
+def look_ahead(twin: ActingTwin, actor: Actor, num_later: int, rng: np.random.Generator) -> Prospects:
+    """The prospects of the next request of every cluster, on every replica, with the `num_later` that follow it.
+
+    Every cluster must have a next request. The generator breaks ties of the policy, alike in all copies of a cluster.
+    """
+    if twin.is_done.any():
+        raise ValueError(f"clusters {np.flatnonzero(twin.is_done).tolist()} have no next request to place")
+    size, num_replicas, steps = twin.num_clusters, twin.num_replicas, num_later + 1
+    forced = np.full((size * num_replicas, steps), -1)
+    forced[:, 0] = np.tile(np.arange(num_replicas), size)
+    future = twin.fork(np.repeat(np.arange(size), num_replicas))
+    future.play(actor, steps, uniforms=np.repeat(rng.random((size, steps, 2)), num_replicas, axis=0), forced=forced)
+    future.drain()
+    copies, served = future.completions()
+    latency_s = served.completed_at_s - served.arrived_at_s
+    first_token_s = served.first_token_at_s - served.arrived_at_s
+    columns = (latency_s, latency_s**2, first_token_s, first_token_s**2)
+    num_copies = size * num_replicas
+    sums: FloatArray = np.stack([np.bincount(copies, column, num_copies) for column in columns], axis=-1)
+    counts = np.bincount(copies, minlength=num_copies).reshape(size, num_replicas)
+    return Prospects(sums.reshape(size, num_replicas, len(COSTS)), counts[:, 0].astype(np.float64))
+
+
+# --- What it is worth ---
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +112,7 @@ class LookAhead:
         return {name: getattr(self, name) for name in names}
 
     def weights(self, tail_preferences: Sequence[float]) -> FloatArray:
-        """Of each of `twin.look_ahead.COSTS`, and of marginal delay, with a sum of 1: [clusters, costs]."""
+        """The weight of each of `COSTS` and, last, of marginal delay, with a sum of 1: [clusters, costs]."""
         ends = np.array(
             [self.latency, self.latency_squared, self.first_token, self.first_token_squared, self.marginal_delay]
         )
@@ -71,7 +123,7 @@ class LookAhead:
     def rewards(
         self, prospects: Sequence[Prospects], marginal_s: FloatArray, tail_preferences: Sequence[float]
     ) -> FloatArray:
-        """Of every replica in each of several decisions, as `rewards` has them, with the boldness of each cluster."""
+        """What `rewards` gives by these weights, times the boldness of each cluster."""
         # A factor: half-way between 4 and 1 is 2.
         boldness = np.exp(_between(np.log([self.boldness]), tail_preferences))
         scaled: FloatArray = boldness[:, :, None] * rewards(prospects, marginal_s, self.weights(tail_preferences))
@@ -79,13 +131,13 @@ class LookAhead:
 
 
 def _between(ends: FloatArray, tail_preferences: Sequence[float]) -> FloatArray:
-    """Values between those at tail preference 0 and at 1, [values, 2]; [clusters, values]."""
+    """What lies between the values at tail preference 0 and at 1, [values, 2]: [clusters, values]."""
     found: FloatArray = ends[:, 0] + np.array(tail_preferences)[:, None] * (ends[:, 1] - ends[:, 0])
     return found
 
 
 def rewards(prospects: Sequence[Prospects], marginal_s: FloatArray, weights: FloatArray) -> FloatArray:
-    """Of every replica in each of several decisions: [clusters, decisions, replicas], as the marginal delays are.
+    """Rewards of every replica in each of several decisions: [clusters, decisions, replicas], like the marginal delays.
 
     Minus the weighted sum of all costs over everybody in sight, each relative to its mean in this cluster over the
     decisions; then the differences between replicas in standard deviations of them in this cluster. Futures near

@@ -1,4 +1,4 @@
-"""Marginal delay: what placing a request on each replica adds to everybody's remaining time.
+"""Marginal delay by a linear model of costs: what placing a request on each replica adds to everybody's remaining time.
 
 For training credit only: it knows the true output lengths of the requests in flight.
 """
@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .compiled import compilable, compiled
-from .reward import require
-from .snapshot import FloatArray
+from vidur_ppo_plugin.hardware import Roofline
+from vidur_ppo_plugin.routing.compiled import compilable, compiled
+from vidur_ppo_plugin.routing.delay_model import DelayModel
+from vidur_ppo_plugin.routing.snapshot import FloatArray
+
+from .checks import require
 
 _NOTHING = np.empty(0)
 
@@ -33,6 +36,19 @@ class DrainCost:
             least = 1 if item.name == "prefill_chunk_tokens" else 0
             value = getattr(self, item.name)
             require(least <= value < math.inf, item.name, value, f"finite and >= {least}")
+
+    @classmethod
+    def from_roofline(cls, roofline: Roofline, chunk_size: int) -> "DrainCost":
+        """What a roofline says of replicas that prefill in chunks of `chunk_size` tokens."""
+        slopes = DelayModel.from_roofline(roofline, chunk_size)
+        stage_ms = roofline.stage_time_ms([1], [0], is_last_stage=True)
+        return cls(
+            prefill_s_per_token=slopes.prefill_s_per_token,
+            iteration_s=stage_ms * roofline.num_pipeline_stages * 1e-3,
+            iteration_s_per_request=slopes.iteration_s_per_request,
+            iteration_s_per_context_token=slopes.iteration_s_per_context_token,
+            prefill_chunk_tokens=chunk_size,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Marginal delay against simulations that add the request and count."""
+"""Marginal delay by the linear model, against simulations that add the request and count."""
 
 import math
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidur_ppo_plugin.routing.marginal_delay import ClusterWork, DrainCost, marginal_delay
+from vidur_ppo_plugin.learn.credit.analytic import ClusterWork, DrainCost, marginal_delay
 from vidur_ppo_plugin.routing.snapshot import FloatArray
 
 # An 8B model on an A100, roughly: 0.1 ms a prompt token, 12 ms an iteration.

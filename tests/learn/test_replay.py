@@ -1,6 +1,5 @@
 """The latest requests, replayed to judge a policy: what happened in Vidur happens again, and other orders beside it."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +8,11 @@ import pytest
 from twin_runs import column, simulate_with_config
 
 from vidur_ppo_plugin import checkpoint
+from vidur_ppo_plugin.learn import replay
 from vidur_ppo_plugin.learn.policy_checkpoint import network_weights
-from vidur_ppo_plugin.sim import replay
-from vidur_ppo_plugin.sim.replay import RecentRequests
-from vidur_ppo_plugin.sim.schedulers import build_delay_model
-from vidur_ppo_plugin.sim.twin_filler import twin_config
+from vidur_ppo_plugin.learn.replay import RecentRequests
+from vidur_ppo_plugin.sim.delay_model import build_delay_model
+from vidur_ppo_plugin.sim.twin_config import twin_config
 
 PREFIX = "p_p_o_global_scheduler_modular_config_"
 BUSY: dict[str, Any] = {
@@ -26,15 +25,6 @@ BUSY: dict[str, Any] = {
 }
 
 
-@dataclasses.dataclass
-class Arrival:
-    """What `RecentRequests.add` looks at."""
-
-    arrived_at: float
-    num_prefill_tokens: int
-    num_decode_tokens: int
-
-
 def recent_of(config: Any, outcome: Any, num_requests: int = 1000) -> RecentRequests:
     recent = RecentRequests(
         twin_config(config),
@@ -43,7 +33,7 @@ def recent_of(config: Any, outcome: Any, num_requests: int = 1000) -> RecentRequ
         num_requests=num_requests,
     )
     for request in outcome.requests:
-        recent.add(Arrival(request.arrived_at_s, request.prompt_tokens, request.decode_tokens))
+        recent.add(request.arrived_at_s, request.prompt_tokens, request.decode_tokens)
     return recent
 
 

@@ -1,20 +1,14 @@
-"""Rewards of `ppo_modular` from a live simulation: who completes when, and what a placement costs everybody."""
+"""The reward of each decision as it is made, by the mode that was chosen, and what it is made of, for the record."""
 
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from vidur_ppo_plugin.flags import PPOModularFlags
-from vidur_ppo_plugin.routing.marginal_delay import DrainCost, marginal_delay
-from vidur_ppo_plugin.routing.reward import HybridReward, QueueDelay
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot
 
-from .credit import cluster_work
-from .replica_source import VidurReplicaSource
-from .shadow import ShadowTwin
-
-ActionRewards = NDArray[np.float64]
+from .hybrid import HybridReward
+from .queue_delay import QueueDelay
 
 
 class DecisionRewards:
@@ -84,50 +78,3 @@ class DecisionRewards:
         """Restore what `state_dict` gave; the clock of a new simulation starts again."""
         self._hybrid.load_state_dict(state)
         self._hybrid.start_run()
-
-
-class RewardTracker(DecisionRewards):
-    """The same in a Vidur simulation, whose requests in flight it can look into."""
-
-    def __init__(
-        self,
-        flags: PPOModularFlags,
-        source: VidurReplicaSource,
-        *,
-        cost: DrainCost,
-        speed_factors: list[float],
-        shadow: ShadowTwin | None = None,
-    ) -> None:
-        """`shadow`: where marginal delays come from; without one, from the linear model of `cost`."""
-        super().__init__(flags)
-        self._shadow = shadow
-        self._source = source
-        self._cost = cost
-        self._speed_factors = np.array(speed_factors)
-        self._weights = flags.credit_weights
-
-    def on_arrival(self, request: Any) -> None:
-        """A request entered the system."""
-        self.enters(request.id, request.arrived_at)
-
-    def on_completion(self, request: Any) -> None:
-        """A request left the system."""
-        self.leaves(request.id, request._arrived_at, request._completed_at)
-
-    def of_every_action(self, request: Any, now_s: float, observed: NDArray[np.intp] | None) -> ActionRewards:
-        """marginal_delay: the reward of placing the request on each replica (of the observed ones)."""
-        if self._shadow is not None:
-            increases = self._shadow.marginal_delay(request, now_s)
-            return -(increases if observed is None else increases[observed])
-        indices = range(self._source.num_replicas) if observed is None else observed.tolist()
-        work = cluster_work([self._source.requests_in_flight(index) for index in indices], now_s)
-        speeds = self._speed_factors if observed is None else self._speed_factors[observed]
-        rewards: ActionRewards = -marginal_delay(
-            work,
-            prompt_tokens=request.num_prefill_tokens,
-            decode_tokens=request.num_decode_tokens - 1,  # the end of prefill yields the first token
-            speed=speeds,
-            cost=self._cost,
-            **self._weights,
-        )
-        return rewards

@@ -1,6 +1,6 @@
-"""The reward components and their sum, free of the simulator: `HybridReward` and `QueueDelay`.
+"""The hybrid reward: its components, each a function, and their sum over a sliding window of completions.
 
-Whoever drives them passes times, completions and loads. Penalties are logged as positive numbers and subtracted.
+Whoever drives it passes times, completions and loads. Penalties are logged as positive numbers and subtracted.
 """
 
 import copy
@@ -15,6 +15,8 @@ from numpy.typing import ArrayLike
 
 from vidur_ppo_plugin.flags import RewardFlags, check_reward, validate
 
+from .checks import require
+
 # Below these, a ratio would measure rounding or the first moments of a run rather than the policy.
 _LEAST_SPAN_S = 1e-3
 _LEAST_THROUGHPUT = 1e-3  # requests per second
@@ -24,12 +26,6 @@ _LARGEST_LATENCY_S = 1e9
 # Decisions that averages remember: those of the delta score and of the adaptive target, and the reference latency.
 _AVERAGE_DECISIONS = 100
 _REFERENCE_DECISIONS = 1000
-
-
-def require(is_right: bool, name: str, value: object, right: str) -> None:
-    """ValueError naming the parameter, its value and what would be right."""
-    if not is_right:
-        raise ValueError(f"{name} must be {right}, got {value!r}")
 
 
 def absolute_score(throughput: float, latency_s: float, target: float, flags: RewardFlags) -> float:
@@ -246,54 +242,3 @@ _LATENCY_PARTS = (
     *("latency_is_known", "throughput", "latency", "absolute_score", "delta_score"),
     *("logistic_penalty", "latency_penalty", "latency_bonus", "reference_gain"),
 )
-
-
-class QueueDelay:
-    """Minus the time-integral of the requests in the system; with power p, of the growth of their age^p.
-
-    Summed over a fully drained run this is minus the sum of latency^p (p = 1: Little's law). An event costs O(1);
-    taking the reward costs O(1) for p = 1 and O(requests in flight) otherwise.
-    """
-
-    def __init__(self, *, latency_power: float = 1.0) -> None:
-        require(0.0 < latency_power < math.inf, "latency_power", latency_power, "finite and > 0")
-        self._power = latency_power
-        self.start_run()
-
-    def start_run(self) -> None:
-        """A new simulation, whose clock starts again; what was in flight is forgotten."""
-        self._in_flight: dict[int, list[float]] = {}  # arrived_at_s, age^p already charged
-        self._now_s = -math.inf
-        self._pending = 0.0
-
-    def on_arrival(self, now_s: float, request_id: int) -> None:
-        """A request enters the system."""
-        require(request_id not in self._in_flight, "request_id", request_id, "of a request not in flight")
-        self._advance(now_s)
-        self._in_flight[request_id] = [now_s, 0.0]
-
-    def on_completion(self, now_s: float, request_id: int) -> None:
-        """A request leaves the system."""
-        require(request_id in self._in_flight, "request_id", request_id, "of a request in flight")
-        self._advance(now_s)
-        self._charge(self._in_flight.pop(request_id))
-
-    def take(self, now_s: float) -> float:
-        """The reward since the last take, up to `now_s`."""
-        self._advance(now_s)
-        for entry in self._in_flight.values() if self._power != 1.0 else ():
-            self._charge(entry)
-        taken, self._pending = self._pending, 0.0
-        return taken
-
-    def _advance(self, now_s: float) -> None:
-        require(self._now_s <= now_s < math.inf, "now_s", now_s, f"finite and >= {self._now_s}")
-        if self._power == 1.0 and self._in_flight:
-            self._pending -= len(self._in_flight) * (now_s - self._now_s)
-        self._now_s = now_s
-
-    def _charge(self, entry: list[float]) -> None:
-        if self._power != 1.0:
-            grown = (self._now_s - entry[0]) ** self._power
-            self._pending -= grown - entry[1]
-            entry[1] = grown

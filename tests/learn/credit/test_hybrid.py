@@ -1,4 +1,4 @@
-"""Sign and slope of every reward component, and the identities of queue delay."""
+"""Sign and slope of every component of the hybrid reward, and of their sum."""
 
 import copy
 import math
@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vidur_ppo_plugin.flags import RewardFlags
-from vidur_ppo_plugin.routing import reward
-from vidur_ppo_plugin.routing.reward import HybridReward, QueueDelay
+from vidur_ppo_plugin.learn.credit import hybrid as reward
+from vidur_ppo_plugin.learn.credit.hybrid import HybridReward
 
 FLAGS = RewardFlags(throughput_target=0.05)  # as in the plan of 2025-09-18
 PENALTIES = ("logistic_penalty", "latency_penalty", "balance_penalty", "queue_penalty")
@@ -21,7 +21,7 @@ LOADS = st.lists(st.floats(0.0, 10.0), min_size=2, max_size=8)
 EVEN = [1.0, 1.0]
 
 
-# --- Hybrid: the components alone ---
+# --- The components alone ---
 
 
 def test_components_by_hand() -> None:
@@ -56,7 +56,7 @@ def test_no_component_is_flat_in_its_range() -> None:
     assert falls(lambda moved: -reward.queue_penalty([10.0 - moved, 10.0 + moved], FLAGS), 0.0, 10.0)
 
 
-# --- Hybrid: the sum ---
+# --- Their sum ---
 
 
 def after_history(history: list[tuple[float, float]], flags: RewardFlags) -> HybridReward:
@@ -241,7 +241,7 @@ def test_bad_inputs_are_named() -> None:
 
 @given(history=HISTORIES, more=HISTORIES, flags=SOME_FLAGS)
 @settings(max_examples=30)
-def test_hybrid_continues_from_its_state(history: Any, more: Any, flags: RewardFlags) -> None:
+def test_it_continues_from_its_state(history: Any, more: Any, flags: RewardFlags) -> None:
     hybrid, restored = after_history(history, flags), HybridReward(flags)
     state = hybrid.state_dict()
     restored.load_state_dict(state)
@@ -255,55 +255,3 @@ def test_hybrid_continues_from_its_state(history: Any, more: Any, flags: RewardF
     for each in (hybrid, restored):
         each.start_run()
     assert hybrid.reward(0.5, [(0.5, 1.0)], EVEN, EVEN) == restored.reward(0.5, [(0.5, 1.0)], EVEN, EVEN)
-
-
-# --- Queue delay ---
-
-
-@given(
-    requests=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 60)), min_size=1, max_size=30),
-    takes=st.lists(st.integers(0, 200), max_size=30),
-    power=st.sampled_from([1.0, 2.0, 1.5, 0.5]),
-    start_s=st.sampled_from([0.0, 12345.678]),
-)
-def test_queue_delay_sums_to_the_latencies(
-    requests: list[tuple[int, int]], takes: list[int], power: float, start_s: float
-) -> None:
-    """Times on a coarse grid, so that arrivals, completions and decisions coincide."""
-    arrivals = [(arrival, 0, index) for index, (arrival, _) in enumerate(requests)]
-    ends = [(arrival + length, 1, index) for index, (arrival, length) in enumerate(requests)]
-    events = sorted(arrivals + ends + [(time, 2, 0) for time in [*takes, 200]])
-    delay, total = QueueDelay(latency_power=power), 0.0
-    for time, kind, index in events:
-        now_s = start_s + time / 7.0
-        if kind == 0:
-            delay.on_arrival(now_s, index)
-        elif kind == 1:
-            delay.on_completion(now_s, index)
-        else:
-            taken = delay.take(now_s)
-            assert taken <= 0.0
-            total += taken
-    latencies_s = [(start_s + (a + length) / 7.0) - (start_s + a / 7.0) for a, length in requests]
-    assert total == pytest.approx(-math.fsum(latency**power for latency in latencies_s), rel=1e-9, abs=1e-12)
-
-
-def test_queue_delay_between_decisions() -> None:
-    linear, squared = QueueDelay(), QueueDelay(latency_power=2.0)
-    for delay in (linear, squared):
-        delay.on_arrival(1.0, 7)
-        delay.on_arrival(2.0, 8)
-    assert [linear.take(3.0), squared.take(3.0)] == [-(2.0 + 1.0), -(4.0 + 1.0)]
-    for delay in (linear, squared):
-        delay.on_completion(4.0, 7)
-    assert [linear.take(5.0), squared.take(5.0)] == [-(1.0 + 2.0), -((9.0 - 4.0) + (9.0 - 1.0))]
-    with pytest.raises(ValueError, match="now_s must be"):
-        linear.take(4.9)
-    with pytest.raises(ValueError, match="request_id must be"):
-        linear.on_completion(5.0, 7)
-    with pytest.raises(ValueError, match="request_id must be"):
-        linear.on_arrival(5.0, 8)
-    with pytest.raises(ValueError, match="latency_power must be"):
-        QueueDelay(latency_power=0.0)
-    linear.start_run()
-    assert linear.take(0.0) == 0.0
