@@ -29,7 +29,7 @@ from vidur_ppo_plugin.learn.off_policy import (
 from vidur_ppo_plugin.policy.actor import Actor
 from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
 from vidur_ppo_plugin.policy.policy import Policy
-from vidur_ppo_plugin.record.decision_log import LoggedDecision, Outcome, RecordError, read_header, read_record
+from vidur_ppo_plugin.record.decision_log import LoggedDecision, Outcome, RecordError, read_record
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.features import FeatureTable
 from vidur_ppo_plugin.routing.prior import Prior
@@ -60,7 +60,7 @@ def test_the_router_writes_decisions_and_outcomes_and_no_content(tmp_path: Path)
 
     run(serve())
     assert "secret" not in path.read_text()
-    header, decisions = read_header(path), read_record(path)
+    header, decisions = json.loads(path.read_text().partition("\n")[0]), read_record(path)
     assert header["policy"] == "least_tokens" and header["explore"] == 0.5
     assert [decision.number for decision in decisions] == list(range(1, len(decisions) + 1))
     statuses = {decision.outcome.status for decision in decisions}

@@ -3,7 +3,6 @@
 import logging
 import math
 from collections import deque
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -71,19 +70,6 @@ class CollapseAlarm:
                 logger.warning(message, candidate, 100 * share, self._window, 100 * self._threshold)
         return self.active
 
-    def state_dict(self) -> dict[str, Any]:
-        """The recent decisions and the state of the alarm."""
-        return {"recent": list(self._recent), "replica": self.replica, "onsets": self.onsets}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state_dict` was taken; the number of replicas must hold all its decisions."""
-        largest = max(state["recent"], default=0)
-        right = f"> {largest}, the largest replica in the saved alarm"
-        _require(largest < len(self._counts), "num_replicas", len(self._counts), right)
-        self._recent = deque(state["recent"][-self._window :])
-        self._counts = [self._recent.count(replica) for replica in range(len(self._counts))]
-        self.replica, self.onsets = state["replica"], state["onsets"]
-
 
 class SafetyLimit:
     """Counts completed requests whose latency is above a hard limit; by flag, keeps new ones off stuck replicas."""
@@ -132,17 +118,3 @@ class SafetyLimit:
             return everyone
         self.masked_decisions += 1
         return within
-
-    def state_dict(self) -> dict[str, Any]:
-        """The counts."""
-        return {
-            "violations": self.violations,
-            "masked_decisions": self.masked_decisions,
-            "reported_violations": self._reported_violations,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where `state_dict` was taken."""
-        self.violations = state["violations"]
-        self.masked_decisions = state["masked_decisions"]
-        self._reported_violations = state["reported_violations"]

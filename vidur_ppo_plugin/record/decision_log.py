@@ -87,12 +87,6 @@ def _line(value: dict[str, Any]) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False) + "\n"
 
 
-def read_header(path: Path) -> dict[str, Any]:
-    """The header of a record; RecordError if it is none."""
-    with _opened(path) as file:
-        return _header(path, file.readline())
-
-
 def read_record(path: Path) -> list[LoggedDecision]:
     """All decisions in the order they were made; RecordError names the line that is wrong.
 

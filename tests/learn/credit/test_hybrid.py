@@ -147,7 +147,7 @@ def test_finite_for_any_finite_input(
 
 def test_the_total_is_the_documented_sum_and_unclipped() -> None:
     hybrid = after_history([(1.0, 5.0), (1.0, 8.0)], FLAGS)
-    parts = hybrid.reward(3.0, [(2.5, 500.0)], [1.0, 3.0], [0.0, 9.0], reference_latency_s=4.0, penalty_scale=0.5)
+    parts = hybrid.reward(3.0, [(2.5, 500.0)], [1.0, 3.0], [0.0, 9.0], penalty_scale=0.5)
     expected = 0.8 * parts["absolute_score"] + 0.2 * parts["delta_score"]
     expected += parts["latency_bonus"] + parts["reference_gain"] - sum(parts[name] for name in PENALTIES)
     assert parts["total_reward"] == parts["raw_reward"] == pytest.approx(expected)
@@ -193,12 +193,8 @@ def test_adaptive_target_rises_at_once_and_falls_slowly() -> None:
     assert parts["absolute_score"] == pytest.approx(0.2 / (0.2 + 0.8 * 0.99**29), rel=1e-2)
 
 
-def test_reference_is_the_given_one_or_the_own_past() -> None:
+def test_the_reference_is_the_own_past() -> None:
     own = after_history([(1.0, 8.0)] * 5, FLAGS)
-    given_one = HybridReward(FLAGS)
-    for now_s in (1.0, 2.0):
-        parts = given_one.reward(now_s, [(now_s, 8.0)], EVEN, EVEN, reference_latency_s=4.0)
-    assert parts["reference_gain"] == pytest.approx(0.1 * (4.0 - 8.0) / 4.0)
     assert own.reward(20.0, [], EVEN, EVEN)["reference_gain"] == pytest.approx(0.0)
     assert own.reward(60.0, [(60.0, 4.0)], EVEN, EVEN)["reference_gain"] == pytest.approx(0.1 * (8.0 - 4.0) / 8.0)
 
@@ -230,7 +226,6 @@ def test_bad_inputs_are_named() -> None:
         "latency_s": [{"completion": (5.0, math.nan)}, {"completion": (5.0, -1.0)}, {"completion": (5.0, math.inf)}],
         "completed_at_s": [{"completion": (5.1, 1.0)}, {"completion": (math.nan, 1.0)}],
         "loads": [{"loads": []}, {"loads": [math.nan, 1.0]}, {"loads": [1.0, -1.0]}, {"loads": [math.inf, 1.0]}],
-        "reference_latency_s": [{"reference_latency_s": math.nan}, {"reference_latency_s": -1.0}],
         "penalty_scale": [{"penalty_scale": -1.0}, {"penalty_scale": math.nan}],
     }
     for name, bad in bad_arguments.items():

@@ -142,21 +142,19 @@ class HybridReward:
         loads: ArrayLike,
         queue_lengths: ArrayLike,
         *,
-        reference_latency_s: float | None = None,
         penalty_scale: float = 1.0,
     ) -> dict[str, float]:
         """Every component by its name, `raw_reward` before and `total_reward` after clipping.
 
         Completions are (completed_at_s, latency_s). Until the first one, `latency_is_known` is 0 and so are all
         parts made of latency and throughput. If the window has emptied since, the latest latency stands: silence
-        must not pay. Without `reference_latency_s` the reference is the own past. `penalty_scale` is the
-        curriculum's and multiplies all penalties.
+        must not pay. The reference is the own past. `penalty_scale` is the curriculum's and multiplies all penalties.
         """
         flags = self._flags
         require(0.0 <= penalty_scale < math.inf, "penalty_scale", penalty_scale, "finite and >= 0")
         penalties = balance_penalty(loads, flags), queue_penalty(queue_lengths, flags)
         self._slide(now_s, completions_since_last)
-        parts = dict(zip(_LATENCY_PARTS, self._latency_parts(reference_latency_s), strict=True))
+        parts = dict(zip(_LATENCY_PARTS, self._latency_parts(), strict=True))
         parts["balance_penalty"], parts["queue_penalty"] = penalties
         raw = flags.absolute_weight * parts["absolute_score"] + flags.delta_weight * parts["delta_score"]
         raw += parts["latency_bonus"] + parts["reference_gain"]
@@ -167,14 +165,12 @@ class HybridReward:
         total = raw if low is None else max(raw, low)
         return {**parts, "raw_reward": raw, "total_reward": total if high is None else min(total, high)}
 
-    def _latency_parts(self, reference_latency_s: float | None) -> Sequence[float]:
+    def _latency_parts(self) -> Sequence[float]:
         flags, state = self._flags, self._state
         if not state.latencies_s:
             return [0.0] * len(_LATENCY_PARTS)
         throughput = self._throughput()
         latency_s = sum(state.latencies_s) / len(state.latencies_s)
-        reference_s = min(latency_s if reference_latency_s is None else reference_latency_s, _LARGEST_LATENCY_S)
-        require(reference_s >= 0.0, "reference_latency_s", reference_latency_s, ">= 0")
         target = flags.throughput_target or max(state.peak_throughput or throughput, _LEAST_THROUGHPUT)
         means = state.throughput.value_or(throughput), state.latency.value_or(latency_s)
         parts = (
@@ -186,13 +182,13 @@ class HybridReward:
             logistic_penalty(latency_s, flags),
             latency_penalty(latency_s, flags),
             latency_bonus(latency_s, flags),
-            reference_gain(latency_s, state.reference.value_or(reference_s), flags),
+            reference_gain(latency_s, state.reference.value_or(latency_s), flags),
         )
         fallen = state.peak_throughput + (throughput - state.peak_throughput) / _AVERAGE_DECISIONS
         state.peak_throughput = max(throughput, fallen)
         state.throughput.add(throughput, _AVERAGE_DECISIONS)
         state.latency.add(latency_s, _AVERAGE_DECISIONS)
-        state.reference.add(reference_s, _REFERENCE_DECISIONS)
+        state.reference.add(latency_s, _REFERENCE_DECISIONS)
         return parts
 
     def _slide(self, now_s: float, completions: Iterable[tuple[float, float]]) -> None:
