@@ -2,21 +2,21 @@
 
 import numpy as np
 import pytest
-from test_acting import actor_of, prior_of
+from test_policy_twin import actor_of, prior_of
 from test_twin import config_of
 from test_vector import of_cluster, requests_of
 
-from vidur_ppo_plugin.twin.acting import ActingTwin
 from vidur_ppo_plugin.twin.look_ahead import COSTS, look_ahead
+from vidur_ppo_plugin.twin.policy_twin import PolicyTwin
 
 SPEEDS = [1.0, 0.5, 1.0]
 BEFORE = 40
 
 
-def twin_of(num_clusters: int = 2, num_requests: int = 90) -> ActingTwin:
+def twin_of(num_clusters: int = 2, num_requests: int = 90) -> PolicyTwin:
     config = config_of(speed_factors=SPEEDS)
     workloads = [requests_of(num_requests, seed) for seed in range(num_clusters)]
-    return ActingTwin(config, workloads, prior=prior_of(config), tail_preferences=[0.2, 0.9][:num_clusters])
+    return PolicyTwin(config, workloads, prior=prior_of(config), tail_preferences=[0.2, 0.9][:num_clusters])
 
 
 def test_costs_are_those_of_the_repeated_run() -> None:

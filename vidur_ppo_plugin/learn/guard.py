@@ -26,7 +26,7 @@ FloatArray = NDArray[np.float64]
 Network = dict[str, Any]
 
 
-class Outcome(NamedTuple):
+class ReplayedLatencies(NamedTuple):
     """What happened to requests, in order of arrival."""
 
     latency_s: FloatArray
@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
 
 #: What would have happened to the latest requests had a network routed them greedily: as they came, and in other
 #: orders, the same for every network. None if they are too few.
-Replay = Callable[[Network], Sequence[Outcome] | None]
+Replay = Callable[[Network], Sequence[ReplayedLatencies] | None]
 
 # Share of the requests, the slowest, whose mean stands for the tail.
 _TAIL_SHARE = 0.05
@@ -69,7 +69,7 @@ class Verdict:
         return self.change < min(0.0, -_SURE_BETTER * self.error) and self.worst <= tolerance
 
 
-def judge(ours: Sequence[Outcome], theirs: Sequence[Outcome], tail_preference: float) -> Verdict:
+def judge(ours: Sequence[ReplayedLatencies], theirs: Sequence[ReplayedLatencies], tail_preference: float) -> Verdict:
     """Replays of the same requests: changes of means and of the slowest, of latency and first tokens.
 
     Weighed by the preference, what is won is mean latency and the slowest of both; the mean of first tokens only must

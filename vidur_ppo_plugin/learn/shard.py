@@ -149,7 +149,7 @@ class Shard:
             hiddens=hiddens,
         )
 
-    def _follow(self, encoded: Tensor, rollout: Rollout, hiddens: Mapping[int, Float32Array]) -> "_Stretch":
+    def _follow(self, encoded: Tensor, rollout: Rollout, hiddens: Mapping[int, Float32Array]) -> "_CriticValues":
         """What the critic says about the states of a rollout, in order, and about the one after it."""
         network, remembered = self._network, hiddens.get(rollout.stream)
         hidden = network.initial_hidden() if remembered is None else torch.tensor(remembered)
@@ -163,7 +163,7 @@ class Shard:
         if following is not None:
             state = network.encode(torch.tensor(following.replicas)[None], torch.tensor(following.request)[None])
             next_value = float(network.values(state, hidden)[0][0])
-        return _Stretch(values, befores, next_value, hidden)
+        return _CriticValues(values, befores, next_value, hidden)
 
     def backward(
         self, minibatch: Minibatch, normalisation: Normalisation, coefficients: Coefficients
@@ -199,7 +199,7 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class _Stretch:
+class _CriticValues:
     """What the critic says about a rollout, in its own scale: segment by segment, and after the last."""
 
     values: list[Tensor]
@@ -231,7 +231,7 @@ class _Draft:
         self.returns: FloatArray = np.empty(0)
         self.action_advantages: FloatArray | None = None
         self.action_advantages_square = 0.0
-        self.stretches: list[_Stretch] = []
+        self.stretches: list[_CriticValues] = []
 
     @property
     def action_rewards(self) -> FloatArray:

@@ -24,7 +24,7 @@ class RecordError(ValueError):
 
 
 @dataclass(frozen=True)
-class Outcome:
+class LoggedOutcome:
     """What came of a decision. Times are from the request's arrival; None where it never got so far."""
 
     #: ok, failed (the backend did), rejected (the backend refused the request), or gone (the client went away).
@@ -48,7 +48,7 @@ class LoggedDecision:
     is_explored: bool
     is_fallback: bool
     backends: tuple[str, ...]
-    outcome: Outcome
+    outcome: LoggedOutcome
 
 
 def header_line(**facts: Any) -> str:
@@ -159,7 +159,7 @@ def _decision(entry: dict[str, Any]) -> LoggedDecision:
         is_explored=entry["explored"],
         is_fallback=entry["fallback"],
         backends=tuple(entry["backends"]),
-        outcome=Outcome(**entry["outcome"]),
+        outcome=LoggedOutcome(**entry["outcome"]),
     )
     if not 0 <= decision.action < snapshot.num_replicas:
         raise ValueError(f"action must be in 0 ... {snapshot.num_replicas - 1}, got {decision.action}")

@@ -40,7 +40,7 @@ class Distribution:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """A whole run."""
 
     scheduler: str
@@ -83,7 +83,7 @@ class Outcome:
         return [placed.count(index) / max(1, len(placed)) for index in range(self.num_replicas)]
 
 
-def format_summary(outcome: Outcome) -> str:
+def format_summary(outcome: RunOutcome) -> str:
     """The result of a run as a table for people."""
     completed, duration_s = outcome.completed, outcome.duration_s
     tokens = sum(r.decode_tokens for r in completed)

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from vidur_ppo_plugin.record.decision_log import LoggedDecision, Outcome
+from vidur_ppo_plugin.record.decision_log import LoggedDecision, LoggedOutcome
 from vidur_ppo_plugin.routing.snapshot import RequestInfo
 
-from .deciding import Decider, Decision
+from .decider import Decider, Decision
 from .endpoints import ENDPOINTS, Endpoint
 from .fleet import Backend, Fleet, NoBackendError
 from .http import ABORT, ClientGoneError, HttpError, Scope, Send, header
 from .instruments import Instruments
-from .kept_answers import KeptAnswers
 from .prompts import PromptSize
-from .recording import RecordWriter
-from .source import Flight
+from .record_writer import RecordWriter
+from .source import RequestInFlight
+from .stored_responses import StoredResponses
 from .tokens import PromptCounter
 from .upstream import BROKEN, RETRIED_STATUS, Upstream, answered_headers
 
@@ -64,7 +64,7 @@ class _BackendError(Exception):
 class _Attempt:
     """One try of a job at one backend, and what was seen of it."""
 
-    def __init__(self, number: int, job: Job, decision: Decision, flight: Flight) -> None:
+    def __init__(self, number: int, job: Job, decision: Decision, flight: RequestInFlight) -> None:
         self.number = number
         self.job = job
         self.decision = decision
@@ -109,7 +109,7 @@ class Generation:
         self._clock = clock
         self._prompts = {path: PromptCounter() for path in ENDPOINTS}
         #: Where answers are that backends keep.
-        self.kept_answers = KeptAnswers()
+        self.stored_responses = StoredResponses()
         self._num_decisions = 0
         self._streaming: set[Job] = set()
 
@@ -138,7 +138,7 @@ class Generation:
     def _count_prompt(self, job: Job) -> int:
         """Tokens of a prompt, with those of the answer that it goes on from, if the router knows where that is."""
         num_tokens = self._prompts[job.endpoint.path].count(job.model, job.size)
-        followed = self.kept_answers.find(job.followed_answer) if job.followed_answer else None
+        followed = self.stored_responses.find(job.followed_answer) if job.followed_answer else None
         if followed is None:
             return num_tokens
         job.only_backend = followed.backend
@@ -273,7 +273,7 @@ class Generation:
     def _on_first_piece(self, attempt: _Attempt, piece: bytes) -> None:
         attempt.answer_id = attempt.job.endpoint.answer_id(piece)
         if attempt.answer_id:  # the client may ask for it before it is complete
-            self.kept_answers.add(attempt.answer_id, attempt.backend, 0)
+            self.stored_responses.add(attempt.answer_id, attempt.backend, 0)
 
     # --- What came of it ---
 
@@ -306,7 +306,7 @@ class Generation:
             self._instruments.output_tokens.inc(tokens)
             prompt_tokens = attempt.counter.prompt_tokens
             if attempt.answer_id:
-                self.kept_answers.add(attempt.answer_id, backend, (prompt_tokens or 0) + tokens)
+                self.stored_responses.add(attempt.answer_id, backend, (prompt_tokens or 0) + tokens)
             if prompt_tokens is not None and not job.followed_answer:
                 self._prompts[job.endpoint.path].learn(job.model, job.size, prompt_tokens)
         if self._record is not None:
@@ -324,7 +324,7 @@ class Generation:
             is_explored=decision.is_explored,
             is_fallback=decision.is_fallback,
             backends=tuple(member.name for member in decision.members),
-            outcome=Outcome(
+            outcome=LoggedOutcome(
                 status=attempt.status,
                 latency_s=now_s - job.arrived_at_s if attempt.status == "ok" else None,
                 ttft_s=first_s - job.arrived_at_s if first_s is not None and job.is_streaming else None,

@@ -15,7 +15,7 @@ from .engines import Engine, LocalEngine
 from .schema import ConfigError
 from .state import CHECKPOINT_DIRECTORY
 from .sweep import combinations, run_sweep
-from .trainer import Outcome, Trainer
+from .trainer import Trainer, TrainingResult
 
 #: Exit status of a run that Ctrl-C ended, as shells have it.
 INTERRUPTED = 130
@@ -70,7 +70,7 @@ def open_engine(
     return RayEngine(config, clusters, workers=workers, address=address)
 
 
-def write_outcome(outcome: Outcome, out: Path) -> None:
+def write_outcome(outcome: TrainingResult, out: Path) -> None:
     """How the run ended, and the seconds it took with the parts before it, for who uses it later."""
     before = read_outcome(out)
     values = {
@@ -94,7 +94,7 @@ def read_outcome(out: Path) -> dict[str, Any] | None:
     return values
 
 
-def summary(outcome: Outcome, out: Path) -> str:
+def summary(outcome: TrainingResult, out: Path) -> str:
     """What a run came to, for people."""
     speed = outcome.decisions / max(outcome.wall_s, 1e-9)
     lines = [
@@ -112,7 +112,7 @@ def summary(outcome: Outcome, out: Path) -> str:
     return "\n".join(lines)
 
 
-def _name(outcome: Outcome) -> str:
+def _name(outcome: TrainingResult) -> str:
     return checkpoint.LAST if outcome.best is None else checkpoint.BEST
 
 

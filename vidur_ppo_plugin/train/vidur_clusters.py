@@ -13,9 +13,9 @@ from vidur_ppo_plugin.routing.snapshot import FloatArray
 from vidur_ppo_plugin.routing.visibility import Visibility
 from vidur_ppo_plugin.scenario import Scenario
 from vidur_ppo_plugin.sim.stepping import Completion, SteppedVidur
-from vidur_ppo_plugin.twin.acting_kernels import Played, chosen
 from vidur_ppo_plugin.twin.layout import IntArray
 from vidur_ppo_plugin.twin.play import Decide
+from vidur_ppo_plugin.twin.policy_kernels import Trajectories, choose_replica
 from vidur_ppo_plugin.twin.twin import Completions, in_order
 from vidur_ppo_plugin.twin.vector import VectorObservation
 from vidur_ppo_plugin.workload.requests import Requests
@@ -25,7 +25,7 @@ from .episodes import Episode
 
 
 class VidurClusters:
-    """What training wants of `twin.acting.ActingTwin`, from Vidur, one cluster after the other."""
+    """What training wants of `twin.policy_twin.PolicyTwin`, from Vidur, one cluster after the other."""
 
     def __init__(
         self, episode: Episode, cluster: Cluster, flags: PPOModularFlags, requests: Sequence[Requests]
@@ -47,8 +47,8 @@ class VidurClusters:
         with_credit: bool = False,
         latency_power: float = 1.0,
         backlog_weight: float = 0.0,
-    ) -> Played:
-        """As `ActingTwin.play`; power and weight of the credit are those of the flags."""
+    ) -> Trajectories:
+        """As `PolicyTwin.play`; power and weight of the credit are those of the flags."""
         shape = (len(self._runs), steps)
         numbers = np.zeros((*shape, 2)) if uniforms is None else uniforms
         actions = np.full(shape, -1) if forced is None else np.asarray(forced, np.int64)
@@ -56,7 +56,7 @@ class VidurClusters:
             run.play(actor, (temperature, epsilon), numbers[cluster], actions[cluster], with_credit)
             for cluster, run in enumerate(self._runs)
         ]
-        return Played(*(np.stack(columns) for columns in zip(*parts, strict=True)))
+        return Trajectories(*(np.stack(columns) for columns in zip(*parts, strict=True)))
 
     def observe(self) -> VectorObservation:
         """What the policy sees at the next request of every cluster."""
@@ -126,11 +126,11 @@ class _Run:
         forced: IntArray,
         with_credit: bool,
     ) -> tuple[NDArray[np.generic], ...]:
-        """Decisions one after the other: the arrays of `Played` for this cluster."""
+        """Decisions one after the other: the arrays of `Trajectories` for this cluster."""
         rows = []
         for numbers, action in zip(uniforms.tolist(), forced.tolist(), strict=True):
             logits = actor.logits(self.replicas, self.request, self._prior_logits)
-            replica = action if action >= 0 else int(chosen(logits, *exploration, *numbers))
+            replica = action if action >= 0 else int(choose_replica(logits, *exploration, *numbers))
             if replica < 0:
                 raise FloatingPointError(f"the policy's logits are not finite: {logits.tolist()}")
             credit = self.simulation.placement_rewards() if with_credit else np.zeros(len(logits))

@@ -13,7 +13,7 @@ from typing import Any
 from vidur_ppo_plugin.routing.averages import counted_rate, moved_average, updated_typical_prompt
 
 from .batching import form_batch
-from .compiling import helper
+from .compiled import helper
 from .layout import (
     ARRIVED,
     BATCH_END,

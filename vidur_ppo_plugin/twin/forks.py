@@ -6,7 +6,7 @@ By the short way of `drain` where that covers it, otherwise by rolling copies of
 import math
 from typing import Any
 
-from .compiling import entry, helper
+from .compiled import entry, helper
 from .drain import drained
 from .events import advance_cells, advance_row, submit_to_cells
 from .layout import (

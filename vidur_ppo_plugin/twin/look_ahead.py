@@ -12,8 +12,8 @@ import numpy as np
 
 from vidur_ppo_plugin.policy.actor import Actor
 
-from .acting import ActingTwin
 from .layout import FloatArray
+from .policy_twin import PolicyTwin
 
 #: What is summed up over requests, in this order.
 COSTS = ("latency", "latency squared", "time to first token", "time to first token squared")
@@ -33,7 +33,7 @@ class Prospects:
         return means
 
 
-def look_ahead(twin: ActingTwin, actor: Actor, num_later: int, rng: np.random.Generator) -> Prospects:
+def look_ahead(twin: PolicyTwin, actor: Actor, num_later: int, rng: np.random.Generator) -> Prospects:
     """The prospects of the next request of every cluster, on every replica, with the `num_later` that follow it.
 
     Every cluster must have a next request. The generator breaks ties of the policy, alike in all copies of a cluster.

@@ -10,7 +10,7 @@ from vidur_ppo_plugin.routing.snapshot import ROW, ROWS
 from vidur_ppo_plugin.routing.visibility import Drain
 from vidur_ppo_plugin.workload.requests import Requests
 
-from .compiling import helper
+from .compiled import helper
 from .layout import FloatArray, IntArray
 
 _OUTSTANDING, _PREFILL = ROW["outstanding_requests"], ROW["prefill_tokens"]

@@ -12,30 +12,30 @@ _PATH = re.compile(r"/v1/responses/([^/]{1,128})(?:/.*)?")
 
 
 @dataclass(frozen=True)
-class KeptAnswer:
+class StoredResponse:
     """Where an answer is, and how many tokens it and all before it have: the context of what goes on from it."""
 
     backend: Backend
     num_tokens: int
 
 
-class KeptAnswers:
+class StoredResponses:
     """Remembers the newest ones."""
 
     def __init__(self) -> None:
-        self._answers: OrderedDict[str, KeptAnswer] = OrderedDict()
+        self._answers: OrderedDict[str, StoredResponse] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._answers)
 
     def add(self, answer_id: str, backend: Backend, num_tokens: int) -> None:
         """A backend made an answer."""
-        self._answers[answer_id] = KeptAnswer(backend, num_tokens)
+        self._answers[answer_id] = StoredResponse(backend, num_tokens)
         self._answers.move_to_end(answer_id)
         if len(self._answers) > _MOST_ANSWERS:
             self._answers.popitem(last=False)
 
-    def find(self, answer_id: str) -> KeptAnswer | None:
+    def find(self, answer_id: str) -> StoredResponse | None:
         """Where an answer is; None if that is not known or no longer there."""
         kept = self._answers.get(answer_id)
         if kept is None or kept.backend.is_removed:

@@ -12,7 +12,7 @@ from vidur_ppo_plugin.record.outcome import Distribution
 from vidur_ppo_plugin.record.recorder import Recorder
 
 from .config import TrainConfig, replica_counts
-from .slots import Served
+from .slots import CompletedRequests
 
 METRICS_FILE = "ppo_metrics.csv"
 
@@ -39,7 +39,7 @@ def open_recorder(config: TrainConfig, directory: Path) -> tuple[Recorder, Any]:
     return recorder, run
 
 
-def served_row(parts: Sequence[Served]) -> dict[str, float]:
+def served_row(parts: Sequence[CompletedRequests]) -> dict[str, float]:
     """Latencies, throughput and load of all clusters since the last update."""
     latency_s, ttft_s, tbt_s, tokens = (
         np.concatenate([getattr(part, name) for part in parts])

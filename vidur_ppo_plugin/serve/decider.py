@@ -41,7 +41,7 @@ class Decision:
     scores: FloatArray | None
 
 
-class Chooser:
+class NamedPolicy:
     """A policy by its name, that knows when the replicas are others than before."""
 
     def __init__(self, flag: str, name: str, *, seed: int) -> None:
@@ -97,9 +97,9 @@ class Decider:
         fleet: Fleet,
         instruments: Instruments,
         *,
-        policy: Chooser,
-        fallback: Chooser,
-        shadow: Chooser | None,
+        policy: NamedPolicy,
+        fallback: NamedPolicy,
+        shadow: NamedPolicy | None,
         explore: float,
         rng: random.Random,
     ) -> None:
@@ -138,14 +138,14 @@ class Decider:
             is_fallback = True
             self._on_fallback(error, now_s)
             choice = self._checked(self._fallback, snapshot, request, members)
-        chooser = self._fallback if is_fallback else self.policy
+        policy = self._fallback if is_fallback else self.policy
         action, is_explored = choice.replica, bool(self._explore) and self._rng.random() < self._explore
         if is_explored:
             self._instruments.explored.inc()
             open_to = range(len(members)) if available is None else available.nonzero()[0]
             action = int(open_to[self._rng.randrange(num_available)])
         # Both ways to the action count.
-        share = chooser.probability(choice, action, available)
+        share = policy.probability(choice, action, available)
         probability = (1.0 - self._explore) * share + self._explore / num_available
         self._instruments.decision_seconds.observe(time.perf_counter() - started)
         return Decision(
@@ -153,13 +153,13 @@ class Decider:
         )
 
     def _checked(
-        self, chooser: Chooser, snapshot: ClusterSnapshot, request: RequestInfo, members: list[Backend]
+        self, policy: NamedPolicy, snapshot: ClusterSnapshot, request: RequestInfo, members: list[Backend]
     ) -> Scored:
-        choice = chooser.choose(snapshot, request, members)
+        choice = policy.choose(snapshot, request, members)
         if not 0 <= choice.replica < len(members):
-            raise ValueError(f"{chooser.name} chose replica {choice.replica} of {len(members)}")
+            raise ValueError(f"{policy.name} chose replica {choice.replica} of {len(members)}")
         if snapshot.available is not None and not snapshot.available[choice.replica]:
-            raise ValueError(f"{chooser.name} chose a replica that takes no requests")
+            raise ValueError(f"{policy.name} chose a replica that takes no requests")
         return choice
 
     def _on_fallback(self, error: Exception, now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""`ActingTwin`: many clusters in which a policy places the requests, without coming back to Python in between.
+"""`PolicyTwin`: many clusters in which a policy places the requests, without coming back to Python in between.
 
 It can be forked: copies of clusters whose next decision is forced, and which then go on under a policy with the same
 requests and random numbers, tell what each replica would have led to.
@@ -16,10 +16,10 @@ from vidur_ppo_plugin.routing.prior import Prior
 from vidur_ppo_plugin.routing.visibility import Drain
 from vidur_ppo_plugin.workload.requests import Requests
 
-from . import acting_kernels, layout
-from .acting_kernels import Choice, Credit, Played
+from . import layout, policy_kernels
 from .config import TwinConfig
 from .layout import FloatArray, IntArray
+from .policy_kernels import Credit, Sampling, Trajectories
 from .vector import VectorTwin
 from .vector_kernels import Workload
 
@@ -38,7 +38,7 @@ _PER_CLUSTER = (
 )
 
 
-class ActingTwin(VectorTwin):
+class PolicyTwin(VectorTwin):
     """Equal clusters, each with its own requests; `play` makes many decisions in each of them."""
 
     def __init__(
@@ -76,7 +76,7 @@ class ActingTwin(VectorTwin):
         with_credit: bool = False,
         latency_power: float = 1.0,
         backlog_weight: float = 0.0,
-    ) -> Played:
+    ) -> Trajectories:
         """So many decisions of every cluster, or as many as it has requests; all are then at their next request.
 
         Temperature 0 is greedy. `uniforms`: [clusters, steps, 2], random numbers of each decision; needed unless greedy
@@ -86,27 +86,27 @@ class ActingTwin(VectorTwin):
         shape = (self.num_clusters, steps)
         if uniforms is None and (temperature or epsilon):
             raise ValueError(f"uniforms must be given with temperature {temperature} and epsilon {epsilon}")
-        choice = Choice(
+        sampling = Sampling(
             float(temperature),
             float(epsilon),
             np.zeros((*shape, 2)) if uniforms is None else np.ascontiguousarray(uniforms, np.float64),
             np.full(shape, -1) if forced is None else np.ascontiguousarray(forced, np.int64),
         )
-        if choice.uniforms.shape != (*shape, 2) or choice.forced.shape != shape:
+        if sampling.uniforms.shape != (*shape, 2) or sampling.forced.shape != shape:
             raise ValueError(
                 f"uniforms and forced must have shapes {(*shape, 2)} and {shape}, "
-                f"got {choice.uniforms.shape} and {choice.forced.shape}"
+                f"got {sampling.uniforms.shape} and {sampling.forced.shape}"
             )
-        if choice.forced.size and choice.forced.max() >= self.num_replicas:
-            raise ValueError(f"forced must be < {self.num_replicas}, got {choice.forced.max()}")
+        if sampling.forced.size and sampling.forced.max() >= self.num_replicas:
+            raise ValueError(f"forced must be < {self.num_replicas}, got {sampling.forced.max()}")
         credit = Credit(int(with_credit), float(latency_power), float(backlog_weight), self._token_s)
-        return self._play(actor, choice, credit)
+        return self._play(actor, sampling, credit)
 
-    def _play(self, actor: Actor, choice: Choice, credit: Credit) -> Played:
-        shape, sight = choice.forced.shape, self._sight
-        size, num_request_features = self.num_replicas, sight.requests.shape[1]
-        played = Played(
-            replicas=np.zeros((*shape, *sight.replicas.shape[1:]), np.float32),
+    def _play(self, actor: Actor, sampling: Sampling, credit: Credit) -> Trajectories:
+        shape, observed = sampling.forced.shape, self._observed
+        size, num_request_features = self.num_replicas, observed.requests.shape[1]
+        trajectories = Trajectories(
+            replicas=np.zeros((*shape, *observed.replicas.shape[1:]), np.float32),
             request=np.zeros((*shape, num_request_features), np.float32),
             prior_logits=np.zeros((*shape, size), np.float32),
             logits=np.zeros((*shape, size), np.float32),
@@ -118,25 +118,25 @@ class ActingTwin(VectorTwin):
         made = np.zeros(self.num_clusters, np.int64)
         while True:
             self._prepare_forks()
-            outcome = acting_kernels.play_all(
+            outcome = policy_kernels.play_all(
                 self.rules,
                 self._times(),
                 self.state,
                 self._workload,
-                sight,
+                observed,
                 self._scratch,
                 self._prior,
                 actor.kernel_weights,
-                choice,
+                sampling,
                 credit,
                 made,
-                played,
+                trajectories,
             )
             if outcome == layout.DONE:
-                return played
-            if outcome == acting_kernels.NOT_FINITE:
+                return trajectories
+            if outcome == policy_kernels.NOT_FINITE:
                 cluster = int(np.flatnonzero(made < shape[1])[0])
-                logits = played.logits[cluster, made[cluster]].tolist()
+                logits = trajectories.logits[cluster, made[cluster]].tolist()
                 raise FloatingPointError(f"the policy's logits are not finite: {logits}")
             self._provide(outcome)
 
@@ -144,17 +144,17 @@ class ActingTwin(VectorTwin):
     def oldest_wait_s(self) -> FloatArray:
         """The longest wait, at the next request of each cluster, of a request in a queue that the router sees."""
         self.observe()
-        figures = self._sight.shown if self._report_delay_s else self._sight.truth
-        longest: FloatArray = figures[:, acting_kernels.OLDEST].max(axis=1)
+        figures = self._observed.shown if self._report_delay_s else self._observed.truth
+        longest: FloatArray = figures[:, policy_kernels.OLDEST].max(axis=1)
         return longest
 
     @property
     def in_flight(self) -> FloatArray:
         """[clusters, replicas]: requests in flight at the next request."""
         self.observe()
-        return self._sight.truth[:, acting_kernels.OUTSTANDING].copy()
+        return self._observed.truth[:, policy_kernels.OUTSTANDING].copy()
 
-    def fork(self, clusters: NDArray[np.integer], later: Sequence[Requests] | None = None) -> "ActingTwin":
+    def fork(self, clusters: NDArray[np.integer], later: Sequence[Requests] | None = None) -> "PolicyTwin":
         """A twin whose clusters are copies of some of these as they are now; one may be copied several times.
 
         Nothing of what was completed here is in its `completions`. `later`: other requests after the next one of each
@@ -169,10 +169,10 @@ class ActingTwin(VectorTwin):
             cells, cells.view(np.float64), np.zeros_like(self.state.log), np.zeros_like(self.state.signals)
         )
         twin._scratch = layout.scratch_for(self.rules, twin.state)
-        visible = self._sight.visible
-        twin._sight = self._sight._replace(
+        visible = self._observed.visible
+        twin._observed = self._observed._replace(
             visible=visible._replace(**{name: getattr(visible, name)[at] for name in visible._fields[1:]}),
-            **{name: getattr(self._sight, name)[at] for name in _PER_CLUSTER},
+            **{name: getattr(self._observed, name)[at] for name in _PER_CLUSTER},
         )
         twin._tail_preferences = self._tail_preferences[at]
         twin._drains = None if self._drains is None else [self._drains[cluster] for cluster in at.tolist()]
