@@ -31,7 +31,7 @@ def run_on_same_requests(
 
 
 class _SameRequestsRun:
-    """One scheduler beside a run."""
+    """One scheduler on the requests of a run."""
 
     def __init__(self, outcome: RunOutcome, arguments: Sequence[str], scheduler: SchedulerSpec) -> None:
         from vidur_ppo_plugin.sim.flags import known_flags, to_arguments
@@ -48,7 +48,7 @@ class _SameRequestsRun:
         self._arguments = [*without_scheduler_flags(arguments), *to_arguments(flags, known_flags())]
 
     def _hidden(self) -> dict[str, Any]:
-        """What the router of the run does not see is hidden from others too."""
+        """The flags that hide from the scheduler what the router of the run does not see either."""
         names = ("report_delay_s", "drained")
         return {name: value for name in names if (value := getattr(self._run_flags, name, None))}
 
@@ -58,7 +58,7 @@ class _SameRequestsRun:
         return Visibility.from_flags(self._run_flags, self._outcome.num_replicas)
 
     def run(self) -> RunOutcome:
-        """In the twin if it can be done there."""
+        """Run the scheduler, in the twin if the twin covers it, otherwise in Vidur."""
         from vidur_ppo_plugin.sim.launch import parse
         from vidur_ppo_plugin.sim.twin_filler import twin_config
 

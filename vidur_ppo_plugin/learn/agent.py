@@ -25,7 +25,7 @@ from .shard import LocalShards
 
 @dataclass(frozen=True, kw_only=True)
 class Controllers:
-    """What changes from update to update."""
+    """Schedules and controllers: the coefficients that change from update to update."""
 
     temperature: TemperatureController
     entropy_coef: Schedule
@@ -69,7 +69,7 @@ class Agent:
 
     @property
     def features(self) -> FeatureTable:
-        """What the policy sees."""
+        """The feature table of the policy."""
         return self.policy.features
 
     @property
@@ -85,7 +85,7 @@ class Agent:
     def observe(
         self, snapshot: ClusterSnapshot, request: RequestInfo, allowed: NDArray[np.bool_] | None = None
     ) -> Observed:
-        """What the policy sees; `allowed`: which replicas may be chosen, None for all."""
+        """The policy's observation of a request; `allowed`: which replicas may be chosen, None for all."""
         return self.policy.observe(snapshot, request, allowed)
 
     def decide(
@@ -112,12 +112,12 @@ class Agent:
         return replica
 
     def count(self, replica: int) -> None:
-        """A decision that somebody else made: a teacher, while demonstrating."""
+        """Count a decision, this policy's own or a teacher's: the schedules go by how many there were."""
         self.num_decisions += 1
         self._actions[replica] += 1
 
     def settle(self, reward: float, action_rewards: NDArray[np.float64] | None = None) -> None:
-        """The reward of the newest decision (and of what it could have been)."""
+        """Give the newest decision its reward, and the rewards of the other actions where they are known."""
         self._buffer.settle(reward, action_rewards)
 
     @property

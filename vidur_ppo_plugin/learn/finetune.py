@@ -48,7 +48,7 @@ _COLLAPSED_SHARE = 0.9
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneParameters:
-    """How far and how fast; `most_kl`: the mean divergence from the old policy at which learning ends."""
+    """Parameters of a fine-tuning; `most_kl`: the mean KL divergence from the old policy at which learning ends."""
 
     lr: float
     epochs: int
@@ -61,7 +61,7 @@ class FinetuneParameters:
 
 @dataclass(frozen=True)
 class FinetuneResult:
-    """What came of it; costs are doubly robust estimates on the decisions that were held out."""
+    """Result of a fine-tuning; costs are doubly robust estimates on the decisions that were held out."""
 
     is_accepted: bool
     why: str

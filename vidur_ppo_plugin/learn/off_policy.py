@@ -47,7 +47,7 @@ class LoggedDecisions:
 
     @property
     def probabilities(self) -> FloatArray:
-        """Of the actions that were taken."""
+        """With which probability each recorded action was taken."""
         return np.array([decision.probability for decision in self.decisions])
 
     @property
@@ -56,7 +56,7 @@ class LoggedDecisions:
         return np.array([decision.action for decision in self.decisions], dtype=np.intp)
 
     def part(self, first: int, last: int) -> "LoggedDecisions":
-        """Some of them in a row."""
+        """The decisions from `first` up to and without `last`."""
         return LoggedDecisions(self.decisions[first:last], self.costs[first:last])
 
 
@@ -77,7 +77,7 @@ def with_costs(decisions: Sequence[LoggedDecision], cost: str = "latency_s") -> 
 
 
 def probabilities_of(router: Router, logged: LoggedDecisions) -> list[FloatArray]:
-    """For each decision, with which probability a policy would have taken each replica."""
+    """The probability with which a policy takes each replica, for each decision."""
     result, members = [], None
     for decision in logged.decisions:
         if decision.backends != members:
@@ -136,7 +136,7 @@ class CostModel:
 
 
 def modelled_costs(logged: LoggedDecisions) -> list[FloatArray]:
-    """For each decision the cost of each replica, by a model that has not seen the decision's own outcome."""
+    """The modelled cost of each replica, for each decision; the model has not seen the decision's own outcome."""
     features = [cost_features(decision.snapshot, decision.request) for decision in logged.decisions]
     taken = np.stack([rows[action] for rows, action in zip(features, logged.actions, strict=True)])
     # Whole stretches of time are left out: neighbours know too much of each other.
@@ -182,7 +182,7 @@ class Estimate:
 
 
 def robust_values(logged: LoggedDecisions, modelled: Sequence[FloatArray], shares: Sequence[FloatArray]) -> FloatArray:
-    """Of each decision: the model's cost under the policy, corrected by the weighted error of the model."""
+    """The doubly robust cost of each decision: the model's under the policy, plus the weighted error of the model."""
     weights = importance_weights(logged, shares)
     expected = np.array([float(share @ costs) for share, costs in zip(shares, modelled, strict=True)])
     at_action = np.array([costs[action] for costs, action in zip(modelled, logged.actions, strict=True)])
@@ -197,7 +197,7 @@ def importance_weights(logged: LoggedDecisions, shares: Sequence[FloatArray]) ->
 
 
 def estimate(logged: LoggedDecisions, shares: Sequence[FloatArray]) -> Estimate:
-    """How a policy with these probabilities would have done."""
+    """Estimated cost of a policy that takes the replicas with the probabilities `shares`."""
     weights = importance_weights(logged, shares)
     values = robust_values(logged, modelled_costs(logged), shares)
     difference = values - logged.costs
@@ -217,7 +217,7 @@ def estimate(logged: LoggedDecisions, shares: Sequence[FloatArray]) -> Estimate:
 
 
 def effective_size(weights: FloatArray) -> float:
-    """Of how many decisions importance weights are worth.
+    """How many decisions the importance weights are worth.
 
     (sum w)^2 / sum w^2 (Kish 1965), times (mean w)^2 where that is below 1, which it is in the mean of many records:
     the missing weight is that of decisions that the record happens not to show, and Kish's figure alone does not miss

@@ -25,7 +25,7 @@ class RecordError(ValueError):
 
 @dataclass(frozen=True)
 class LoggedOutcome:
-    """What came of a decision. Times are from the request's arrival; None where it never got so far."""
+    """The outcome of a decision. Times are from the request's arrival, in seconds; None where it never got so far."""
 
     #: ok, failed (the backend did), rejected (the backend refused the request), or gone (the client went away).
     status: str
@@ -37,7 +37,7 @@ class LoggedOutcome:
 
 @dataclass(frozen=True)
 class LoggedDecision:
-    """One line."""
+    """One line of a record: a decision and its outcome."""
 
     number: int
     snapshot: ClusterSnapshot
@@ -57,7 +57,7 @@ def header_line(**facts: Any) -> str:
 
 
 def decision_line(decision: LoggedDecision) -> str:
-    """A line for a decision."""
+    """The line of a decision."""
     snapshot, request = decision.snapshot, decision.request
     available = snapshot.available
     return _line(

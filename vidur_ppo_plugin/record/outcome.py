@@ -31,7 +31,7 @@ class Distribution:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Distribution":
-        """Of a sample; all NaN if it is empty."""
+        """Mean and percentiles of a sample; all NaN if it is empty."""
         if len(values) == 0:
             return cls(*[float("nan")] * 4)
         array = np.asarray(values)
@@ -41,7 +41,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """A whole run."""
+    """A whole run: its requests, and what the summary needs besides."""
 
     scheduler: str
     num_replicas: int

@@ -163,7 +163,7 @@ class Proxy:
             max_tokens=endpoint.output_limit(parsed),
             arrived_at_s=arrived_at_s,
             request_id=self._request_id(scope),
-            followed_answer=endpoint.followed_answer(parsed),
+            previous_response=endpoint.previous_response(parsed),
         )
         await self._while_connected(scope, receive, self._generation.run, job)
 

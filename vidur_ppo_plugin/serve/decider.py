@@ -27,7 +27,7 @@ RECORDED_SLOTS = 4
 
 @dataclass(frozen=True)
 class Decision:
-    """Where a request goes, and all that there is to say about it."""
+    """Where a request goes, and why."""
 
     backend: Backend
     snapshot: ClusterSnapshot
@@ -42,7 +42,7 @@ class Decision:
 
 
 class NamedPolicy:
-    """A policy by its name, that knows when the replicas are others than before."""
+    """A policy by its name; forgets its trends when the replicas change."""
 
     def __init__(self, flag: str, name: str, *, seed: int) -> None:
         self.name = name
@@ -55,7 +55,7 @@ class NamedPolicy:
 
     @property
     def num_waiting_slots(self) -> int:
-        """How many waiting requests of each replica it wants to see."""
+        """How many waiting requests of each replica the policy wants to see."""
         return int(getattr(self.router, "num_waiting_slots", 0))
 
     @property
@@ -64,7 +64,7 @@ class NamedPolicy:
         return is_learned(self.router)
 
     def choose(self, snapshot: ClusterSnapshot, request: RequestInfo, members: list[Backend]) -> Scored:
-        """The replica and its scores."""
+        """The chosen replica and the scores of all."""
         if members != self._members:
             self._members = members
             if hasattr(self.router, "reset"):
@@ -72,7 +72,7 @@ class NamedPolicy:
         return scored(self.router, snapshot, request)
 
     def probability(self, choice: Scored, action: int, available: NDArray[np.bool_] | None) -> float:
-        """How likely it takes an action where it made this choice: only ties and `random` leave it to chance."""
+        """Probability of an action where the policy made this choice: only ties and `random` leave it to chance."""
         if self._is_random:
             return _random_share(action, len(self._members), available)
         if choice.scores is None:
@@ -90,7 +90,7 @@ def _random_share(action: int, num_replicas: int, available: NDArray[np.bool_] |
 
 
 class Decider:
-    """One for the whole router."""
+    """Decides for every request of the router."""
 
     def __init__(
         self,
@@ -208,7 +208,7 @@ class Decider:
             )
 
     def shadow_summary(self) -> str:
-        """How often the two disagree."""
+        """How often policy and shadow disagree, in words."""
         total = sum(self.shadow_counts.values())
         other = self.shadow_counts["other"]
         return f"{other} of {total} decisions differ, {100.0 * other / max(total, 1):.1f} %"

@@ -40,7 +40,7 @@ class Router:
     """Everything that a running router has; build it, `start`, and `close` it, inside one event loop."""
 
     def __init__(self, settings: ServeSettings) -> None:
-        """SettingsError if something cannot be; nothing listens yet."""
+        """SettingsError if an option is not valid; nothing listens yet."""
         settings.check()
         self.settings = settings
         seed = random.SystemRandom().randrange(2**32) if settings.seed < 0 else settings.seed

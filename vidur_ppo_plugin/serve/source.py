@@ -43,7 +43,7 @@ _PROMPT_WEIGHT = 0.02
 
 @dataclass(frozen=True)
 class Assumptions:
-    """What is assumed where backends do not say: vLLM's usual block, and the cache of an 80 GB device."""
+    """Figures assumed where backends do not say: vLLM's usual block, and the cache of an 80 GB device."""
 
     kv_block_size: int = 16
     kv_blocks_total: int = 30_000
@@ -53,7 +53,7 @@ class Assumptions:
 
 
 class RequestInFlight:
-    """A request on its way through one backend."""
+    """A request on its way through one backend, and its progress."""
 
     __slots__ = ("is_hidden", "max_tokens", "num_tokens", "prompt_tokens", "replica", "sent_at_s", "started_at_s")
 
@@ -127,13 +127,13 @@ class VllmReplicaSource:
         return len(self.replicas)
 
     def add(self, name: str, speed_factor: float = 1.0) -> Replica:
-        """A backend more."""
+        """Add a replica."""
         replica = Replica(name, self.assumed, speed_factor)
         self.replicas.append(replica)
         return replica
 
     def remove(self, replica: Replica) -> None:
-        """A backend less; what is still on its way there may finish."""
+        """Remove a replica; requests on their way there may finish."""
         self.replicas.remove(replica)
 
     # --- What the router sends and sees ---
@@ -178,7 +178,7 @@ class VllmReplicaSource:
         replica.num_waiting = max(0, min(replica.num_waiting - 1, len(replica.unstarted)))
 
     def on_end(self, flight: RequestInFlight, now_s: float, *, completed_tokens: int | None) -> None:
-        """A request is gone: completed with so many tokens, or (None) failed or given up."""
+        """A request has ended: completed with so many tokens, or (None) failed or given up."""
         replica, own = flight.replica, flight.replica.own
         own[_OUTSTANDING] -= 1
         replica.hidden.pop(flight, None)

@@ -81,7 +81,7 @@ def run_simulator(simulator: Any, config: Any) -> RunOutcome:
 
 @contextmanager
 def _argv(argv: list[str]) -> Iterator[None]:
-    """Vidur's parser reads sys.argv and nothing else."""
+    """A context with these command-line arguments: Vidur's parser reads sys.argv and nothing else."""
     saved, sys.argv = sys.argv, argv
     try:
         yield

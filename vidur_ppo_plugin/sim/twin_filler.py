@@ -16,7 +16,7 @@ from vidur_ppo_plugin.twin.twin import Twin
 from .roofline_predictor import build_roofline
 from .schedulers import prefill_chunk_size
 
-# What a stage started last: the how-manieth start it was, the batch, and Vidur's record of the batch on this stage.
+# What a stage started last: the number of the start, the batch, and Vidur's record of the batch on this stage.
 _Started = tuple[int, Any, Any]
 
 

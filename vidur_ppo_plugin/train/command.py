@@ -71,7 +71,7 @@ def open_engine(
 
 
 def write_outcome(outcome: TrainingResult, out: Path) -> None:
-    """How the run ended, and the seconds it took with the parts before it, for who uses it later."""
+    """Write how the run ended, and its wall-clock seconds with the earlier parts, for whoever uses the run later."""
     before = read_outcome(out)
     values = {
         "reason": outcome.reason,
@@ -95,7 +95,7 @@ def read_outcome(out: Path) -> dict[str, Any] | None:
 
 
 def summary(outcome: TrainingResult, out: Path) -> str:
-    """What a run came to, for people."""
+    """The result of a run in words."""
     speed = outcome.decisions / max(outcome.wall_s, 1e-9)
     lines = [
         f"Trained on {outcome.decisions:,} decisions in {outcome.updates} updates; ended by: {outcome.reason} "
@@ -154,7 +154,7 @@ def _require_ray() -> None:
 
 
 def _log_to(out: Path) -> None:
-    """What happens goes to standard error and into the run's directory."""
+    """Send the log to standard error and into the run's directory."""
     out.mkdir(parents=True, exist_ok=True)
     form = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr), logging.FileHandler(out / LOG_FILE)]

@@ -37,7 +37,7 @@ class Exploration:
 
 @dataclass(frozen=True)
 class CompletedRequests:
-    """Requests that were completed since the last look, and the simulated time that passed."""
+    """Requests completed since the last rollout of a slot, and the simulated time that passed."""
 
     latency_s: FloatArray
     ttft_s: FloatArray
@@ -79,7 +79,7 @@ Clusters: TypeAlias = "PolicyTwin | VidurClusters"
 
 
 def open_clusters(config: TrainConfig, episode: Episode, cluster: Cluster, requests: list[Requests]) -> Clusters:
-    """Those of an episode, in the simulator that the configuration names; `cluster` has its replicas."""
+    """The clusters of an episode, in the simulator that the configuration names; `cluster` has its replicas."""
     flags = config.flags
     if config.backend == "vidur":
         from .vidur_clusters import VidurClusters  # imports Vidur, which takes seconds
@@ -241,7 +241,7 @@ class Slot:
 def _earned(
     tracker: QueueDelay, first: int, moments: FloatArray, requests: IntArray, completed_at_s: FloatArray
 ) -> list[float]:
-    """queue_delay of decisions from number `first` on, made at all `moments` but the last."""
+    """The reward `queue_delay` of decisions from number `first` on, made at all `moments` but the last."""
     order = np.argsort(completed_at_s, kind="stable")
     done = list(zip(completed_at_s[order].tolist(), requests[order].tolist(), strict=True))
     earned, at = [], 0

@@ -41,7 +41,7 @@ _NOT_RECORDED = ("first_ratio_error", "epochs", "gain_over_reference")
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a training run came to."""
+    """Result of a training run."""
 
     decisions: int
     updates: int
@@ -64,7 +64,7 @@ class CollectedRollouts:
 
     @property
     def num_decisions(self) -> int:
-        """Of all clusters, those that were lost included."""
+        """Decisions of all clusters, lost ones included."""
         return sum(decided.size for decided in self.actions)
 
 
@@ -96,7 +96,7 @@ class Trainer:
         self.times_s = {"collecting": 0.0, "learning": 0.0}
 
     def train(self) -> TrainingResult:
-        """Until the decisions are made, evaluations get no better, or Ctrl-C; saves in each case."""
+        """Train until the decisions are made, evaluations get no better, or Ctrl-C; saves in each case."""
         self._out.mkdir(parents=True, exist_ok=True)
         started_s = time.perf_counter()
         self._recorder, wandb_run = open_recorder(self._config, self._out)
@@ -152,7 +152,7 @@ class Trainer:
         return "decisions"
 
     def _iterate(self) -> None:
-        """One update, and what is due after it."""
+        """Collect, update, and do what is due after that."""
         began_s = time.perf_counter()
         collected = self.collect()
         collected_s = time.perf_counter()
@@ -175,11 +175,11 @@ class Trainer:
     # --- rollouts -----------------------------------------------------------------------------------------------
 
     def weights(self) -> Weights:
-        """The actor as it is now."""
+        """The actor's present weights."""
         return weights_of(self.state.agent.ppo.network)
 
     def collect(self) -> "CollectedRollouts":
-        """A rollout of every slot, in their order."""
+        """Collect a rollout of every slot, in the order of slots."""
         agent, curriculum = self.state.agent, self.state.curriculum
         tasks = self.state.slots.tasks(1.0 if curriculum is None else curriculum.load)
         exploration = Exploration(temperature=agent.temperature, epsilon=agent.epsilon)
@@ -260,6 +260,6 @@ class Trainer:
 
 
 def _split(tasks: list[SlotTask], num_parts: int) -> list[list[SlotTask]]:
-    """In order, as evenly as possible."""
+    """The tasks in contiguous parts, as even in size as possible."""
     bounds = [len(tasks) * part // num_parts for part in range(num_parts + 1)]
     return [tasks[first:last] for first, last in pairwise(bounds)]

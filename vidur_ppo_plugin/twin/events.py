@@ -105,7 +105,7 @@ def advance_row(rules: Any, times: Any, state: Any, row: int, until_s: float) ->
 def advance_cells(
     rules: Any, times: Any, speed: int, i: Any, f: Any, log: Any, signals: Any, row: int, until_s: float
 ) -> Any:
-    """The same for cells that may be a copy of the row's."""
+    """Process the events of one replica, given by its cells (which may be a copy of a row's), up to `until_s`."""
     slopes, lines, layers, slowness = (
         times.decode_slopes,
         times.prefill_lines,

@@ -42,7 +42,7 @@ def increase(
     until_s: float,
     result: Any,
 ) -> Any:
-    """For each replica the sum of latency ** power of its requests with the new one, minus that without it."""
+    """How much each replica's sum of latency ** power grows with the new request."""
     for row in range(len(state.cells)):
         outcome = increase_of_row(
             rules,
@@ -76,7 +76,7 @@ def increase_of_row(
     until_s: float,
     result: Any,
 ) -> Any:
-    """The same for one replica, into `result[0]`."""
+    """How much one replica's sum of latency ** power grows with the new request, written to `result[0]`."""
     outcome = advance_row(rules, times, state, row, now_s)
     if outcome != DONE:
         return outcome

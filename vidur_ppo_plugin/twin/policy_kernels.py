@@ -23,7 +23,7 @@ OLDEST, OUTSTANDING = ROW["oldest_wait_s"], ROW["outstanding_requests"]
 
 
 class Sampling(NamedTuple):
-    """How replicas are chosen. Temperature 0: the largest logit. The arrays are [clusters, decisions(, 2)]."""
+    """How replicas are sampled. Temperature 0: the largest logit. The arrays are [clusters, decisions(, 2)]."""
 
     temperature: float
     epsilon: float
@@ -34,7 +34,7 @@ class Sampling(NamedTuple):
 
 
 class Credit(NamedTuple):
-    """What `rewards` are: minus the marginal delay; not computed if `is_wanted` is 0."""
+    """How `rewards` are computed: minus the marginal delay; not at all if `is_wanted` is 0."""
 
     is_wanted: int
     latency_power: float
@@ -44,7 +44,7 @@ class Credit(NamedTuple):
 
 
 class Trajectories(NamedTuple):
-    """Decisions as they were made: [clusters, decisions, ...]."""
+    """What was seen, chosen and worth at each decision: [clusters, decisions, ...]."""
 
     replicas: Float32Array
     request: Float32Array
@@ -119,7 +119,7 @@ def _decide(
     t: int,
     trajectories: Any,
 ) -> Any:
-    """Decision `t` of cluster `c`."""
+    """Make decision `t` of cluster `c`."""
     outcome = observe_cluster(rules, times, state, workload, observed, c)
     if outcome != DONE:
         return outcome
@@ -170,7 +170,7 @@ def _credit(rules: Any, times: Any, state: Any, workload: Any, scratch: Any, c: 
 
 @helper
 def choose_replica(logits: Any, temperature: float, epsilon: float, first: float, second: float) -> Any:
-    """A replica by two uniform numbers: from softmax(logits / temperature), or from all alike with chance epsilon.
+    """A replica drawn by two uniform numbers: from softmax(logits / temperature), or uniformly with chance epsilon.
 
     With temperature 0 the largest logit, of several equal ones each with the same chance. -1 if a logit is no number.
     """

@@ -77,7 +77,7 @@ class PolicyTwin(VectorTwin):
         latency_power: float = 1.0,
         backlog_weight: float = 0.0,
     ) -> Trajectories:
-        """So many decisions of every cluster, or as many as it has requests; all are then at their next request.
+        """Make `steps` decisions in every cluster, or as many as it has requests; all are then at their next request.
 
         Temperature 0 is greedy. `uniforms`: [clusters, steps, 2], random numbers of each decision; needed unless greedy
         (then they break ties, the first wins without). `forced`: [clusters, steps], the replica whatever the policy
@@ -142,7 +142,7 @@ class PolicyTwin(VectorTwin):
 
     @property
     def oldest_wait_s(self) -> FloatArray:
-        """The longest wait, at the next request of each cluster, of a request in a queue that the router sees."""
+        """Longest wait of a queued request that the router sees, in seconds, at the next request of each cluster."""
         self.observe()
         figures = self._observed.shown if self._report_delay_s else self._observed.truth
         longest: FloatArray = figures[:, policy_kernels.OLDEST].max(axis=1)
@@ -150,12 +150,12 @@ class PolicyTwin(VectorTwin):
 
     @property
     def in_flight(self) -> FloatArray:
-        """[clusters, replicas]: requests in flight at the next request."""
+        """Requests in flight at the next request: [clusters, replicas]."""
         self.observe()
         return self._observed.truth[:, policy_kernels.OUTSTANDING].copy()
 
     def fork(self, clusters: NDArray[np.integer], later: Sequence[Requests] | None = None) -> "PolicyTwin":
-        """A twin whose clusters are copies of some of these as they are now; one may be copied several times.
+        """A twin whose clusters are copies of these `clusters` as they are now; one may be copied several times.
 
         Nothing of what was completed here is in its `completions`. `later`: other requests after the next one of each
         copy; otherwise those that come here.
@@ -185,7 +185,7 @@ class PolicyTwin(VectorTwin):
 
 
 def _continued(workload: Workload, later: Sequence[Requests]) -> Workload:
-    """With other requests after the next one of each cluster."""
+    """The workload with other requests after the next one of each cluster."""
     if len(later) != len(workload.position):
         raise ValueError(f"later must be given for each of {len(workload.position)} clusters, got {len(later)}")
     kept = workload.position + 1

@@ -1,4 +1,4 @@
-"""What a router sees of a replica, read off its cells; `sim.replica_source` counts the same in Vidur."""
+"""A replica's column of a snapshot, read off its cells; `sim.replica_source` computes the same figures from Vidur."""
 
 from typing import Any
 

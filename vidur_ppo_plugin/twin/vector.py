@@ -73,12 +73,12 @@ class VectorTwin(Machine):
 
     @property
     def position(self) -> IntArray:
-        """Of each cluster, the number of its next request."""
+        """The index of each cluster's next request."""
         return self._workload.position
 
     @property
     def is_done(self) -> NDArray[np.bool_]:
-        """For each cluster, whether it has placed all its requests."""
+        """Whether each cluster has placed all its requests."""
         return self.position >= self._workload.num_requests
 
     def reset(self, requests: Sequence[Requests]) -> None:

@@ -23,19 +23,20 @@ _ALL = np.empty(0, np.intp)
 
 
 class Workload(NamedTuple):
-    """Of [cluster, request]: arrival, prompt, output, and where it was placed; then of each cluster how many."""
+    """Requests, each array [clusters, requests], and the progress in them."""
 
+    #: Seconds; then tokens of prompt and output, and the replica of each request (where it has been placed).
     arrived_s: FloatArray
     prompts: IntArray
     outputs: IntArray
     placed: IntArray
+    #: [clusters]: how many requests there are, and the index of the next one.
     num_requests: IntArray
-    #: Of each cluster: the request that comes next.
     position: IntArray
 
 
 class ObservationState(NamedTuple):
-    """What is seen at the next request of each cluster; the first axis is the cluster. First what it is made with."""
+    """What is observed at the next request of each cluster (first axis), and the constants it is computed with."""
 
     speed_factors: FloatArray
     initial_decode_tokens: float
@@ -78,7 +79,7 @@ def observe_all(rules: Any, times: Any, state: Any, workload: Any, observed: Any
 
 @helper
 def observe_cluster(rules: Any, times: Any, state: Any, workload: Any, observed: Any, c: int) -> Any:
-    """The same for one cluster."""
+    """Bring one cluster to its next request and write what is seen; nothing if it has none."""
     k = workload.position[c]
     if observed.is_current[c] or k >= workload.num_requests[c]:
         return DONE
@@ -154,7 +155,7 @@ def act_all(rules: Any, times: Any, state: Any, workload: Any, observed: Any, ac
 
 @helper
 def act_in_cluster(rules: Any, state: Any, workload: Any, observed: Any, c: int, action: int) -> Any:
-    """The same for one cluster, which must have been observed."""
+    """Hand the next request of one cluster to a replica; the cluster must have been observed."""
     k = workload.position[c]
     row = c * len(observed.speed_factors) + action
     outcome = submit_to_cells(
@@ -192,7 +193,7 @@ def increase_all(
 def increase_in_cluster(
     rules: Any, times: Any, state: Any, workload: Any, scratch: Any, c: int, power: float, horizon_s: float, result: Any
 ) -> Any:
-    """The same for one cluster, which has a next request."""
+    """`forks.increase` for the next request of one cluster, which must have one."""
     k, num_replicas = workload.position[c], len(result)
     now_s, prompt, output = workload.arrived_s[c, k], workload.prompts[c, k], workload.outputs[c, k]
     for replica in range(num_replicas):
