@@ -11,7 +11,8 @@ from typing import Any, get_args, get_origin
 from vidur_ppo_plugin import _autoload
 from vidur_ppo_plugin.flags import flag_name
 
-_ROOM = "vidur_ppo_plugin.flags."
+# Where groups of flags are: in their room, and those of the heuristics with their table.
+_PLACES = ("vidur_ppo_plugin.flags.", "vidur_ppo_plugin.routing.heuristics")
 _INTRODUCTION = """\
 # Flags
 
@@ -46,7 +47,7 @@ def docs() -> str:
 def _groups(config_class: type) -> Iterator[type]:
     """Our dataclasses that a config class is made of, in the order in which it names them."""
     for base in config_class.__mro__:
-        if base.__module__.startswith(_ROOM) and inspect.get_annotations(base):
+        if base.__module__.startswith(_PLACES) and inspect.get_annotations(base):
             yield base
 
 
