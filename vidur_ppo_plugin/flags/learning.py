@@ -224,7 +224,7 @@ class WarmStartFlags:
 
 @dataclass
 class CurriculumFlags:
-    """A curriculum: stages of load and of penalties, from easy to real."""
+    """Stages of load and of penalties, from easy to real."""
 
     curriculum: str = flag(
         "",
