@@ -32,13 +32,13 @@ from vidur_ppo_plugin.policy.actor import Actor
 from vidur_ppo_plugin.policy.policy import Policy
 from vidur_ppo_plugin.scenario import Scenario, find_scenario
 from vidur_ppo_plugin.train.clusters import Cluster, build_clusters
-from vidur_ppo_plugin.twin.acting import ActingTwin
+from vidur_ppo_plugin.twin.policy_twin import PolicyTwin
 
 #: The metrics of each seed.
 Rows = list[dict[str, float]]
 
 
-def open_twin(scenario: Scenario, cluster: Cluster, options: argparse.Namespace) -> tuple[ActingTwin, Actor]:
+def open_twin(scenario: Scenario, cluster: Cluster, options: argparse.Namespace) -> tuple[PolicyTwin, Actor]:
     """A cluster for each seed, and the policy."""
     policy = Policy.load(
         options.policy, rng=random.Random(0), delay_model=cluster.delay_model, tail_preference=options.tail
@@ -46,7 +46,7 @@ def open_twin(scenario: Scenario, cluster: Cluster, options: argparse.Namespace)
     assert isinstance(policy.actor, Actor)
     assert cluster.twin is not None
     requests = [scenario.requests(seed) for seed in COMPARISON[: options.seeds]]
-    twin = ActingTwin(
+    twin = PolicyTwin(
         cluster.twin,
         requests,
         prior=policy.prior,

@@ -31,7 +31,7 @@ from _reporting import new_parser, parse_options, positive, report
 
 from vidur_ppo_plugin.hardware.reference import BATCH_SIZE_CAP, BLOCK_SIZE, CHUNK_SIZE, reference_roofline
 from vidur_ppo_plugin.learn.off_policy import LEAST_EFFECTIVE_SIZE, Estimate, estimate, probabilities_of, with_costs
-from vidur_ppo_plugin.record.decision_log import LoggedDecision, Outcome
+from vidur_ppo_plugin.record.decision_log import LoggedDecision, LoggedOutcome
 from vidur_ppo_plugin.routing.routers import Router, scored
 from vidur_ppo_plugin.serve.policies import build_policy
 from vidur_ppo_plugin.twin.config import TwinConfig
@@ -142,7 +142,7 @@ class Recorder:
                 is_explored=is_explored,
                 is_fallback=False,
                 backends=backends,
-                outcome=Outcome(
+                outcome=LoggedOutcome(
                     status="ok",
                     latency_s=float(done.completed_at_s[index] - done.arrived_at_s[index]),
                     ttft_s=float(done.first_token_at_s[index] - done.arrived_at_s[index]),

@@ -179,13 +179,13 @@ async def requests_per_s(port: int, seconds: float) -> float:
 def decision_us(policy: str, size: int, num_backends: int = 16) -> float:
     """Median time of a decision as the router makes it."""
     from vidur_ppo_plugin.routing.snapshot import RequestInfo
-    from vidur_ppo_plugin.serve.deciding import Chooser, Decider
+    from vidur_ppo_plugin.serve.decider import Decider, NamedPolicy
     from vidur_ppo_plugin.serve.fleet import Fleet
     from vidur_ppo_plugin.serve.instruments import Instruments
     from vidur_ppo_plugin.serve.source import VllmReplicaSource
 
-    chooser = Chooser("policy", policy, seed=1)
-    fleet = Fleet(VllmReplicaSource(num_waiting_slots=chooser.num_waiting_slots), max_in_flight=512, breaker_failures=3)
+    named = NamedPolicy("policy", policy, seed=1)
+    fleet = Fleet(VllmReplicaSource(num_waiting_slots=named.num_waiting_slots), max_in_flight=512, breaker_failures=3)
     for index in range(num_backends):
         fleet.set_up(fleet.add(f"http://backend{index}:8000"))
     rng = random.Random(1)
@@ -198,8 +198,8 @@ def decision_us(policy: str, size: int, num_backends: int = 16) -> float:
     decider = Decider(
         fleet,
         Instruments(),
-        policy=chooser,
-        fallback=Chooser("fallback", "least_tokens", seed=1),
+        policy=named,
+        fallback=NamedPolicy("fallback", "least_tokens", seed=1),
         shadow=None,
         explore=0.0,
         rng=rng,

@@ -186,14 +186,14 @@ def compiled_rollout(cluster: Any, num_requests: int) -> float:
     from vidur_ppo_plugin.routing.delay_model import DelayModel
     from vidur_ppo_plugin.routing.features import FeatureTable
     from vidur_ppo_plugin.routing.prior import Prior
-    from vidur_ppo_plugin.twin.acting import ActingTwin
+    from vidur_ppo_plugin.twin.policy_twin import PolicyTwin
 
     table = FeatureTable()
     shape = {name: getattr(table, name) for name in ("num_replica_features", "num_request_features")}
     actor = Actor.from_network(ActorCritic(NetworkShape(**shape)))
     model = DelayModel.from_roofline(cluster.roofline, cluster.max_batch_tokens)
     requests = [chat_requests(num_requests, seed) for seed in range(NUM_CLUSTERS)]
-    twin = ActingTwin(cluster, requests, prior=Prior("least_tokens", weight=1.0, delay_model=model))
+    twin = PolicyTwin(cluster, requests, prior=Prior("least_tokens", weight=1.0, delay_model=model))
     rng, rates = np.random.default_rng(0), []
     for _ in range(3):
         twin.reset(requests)

@@ -24,8 +24,8 @@ from matplotlib.ticker import NullFormatter
 from numpy.typing import NDArray
 
 from vidur_ppo_plugin import _autoload
-from vidur_ppo_plugin.compare.deciding import build
 from vidur_ppo_plugin.compare.engines import cell_flags, quietly
+from vidur_ppo_plugin.compare.scheduler_router import build_scheduler_router
 from vidur_ppo_plugin.compare.schedulers import SchedulerSpec, parse_schedulers
 from vidur_ppo_plugin.compare.seeds import COMPARISON
 from vidur_ppo_plugin.flags import BALANCED
@@ -74,7 +74,7 @@ def watch(scenario: Scenario, spec: SchedulerSpec, seed: int) -> Watched:
     requests = scenario.requests(seed)
     with quietly(to_arguments(cell_flags(scenario, spec, seed), known_flags())) as arguments:
         config = parse(arguments)
-    router, slots = build(spec, config, seed=seed)
+    router, slots = build_scheduler_router(spec, config, seed=seed)
     loads: list[Array] = []
 
     def decide(snapshot: ClusterSnapshot, request: RequestInfo) -> int:

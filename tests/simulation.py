@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vidur_ppo_plugin import _autoload
-from vidur_ppo_plugin.record.outcome import Outcome
+from vidur_ppo_plugin.record.outcome import RunOutcome
 from vidur_ppo_plugin.sim.flags import known_flags, to_arguments
 
 # Four replicas of Llama-3-8B on A100s, prompts of about 1,000 to 4,000 tokens, offline.
@@ -42,7 +42,7 @@ def arguments(output_dir: Path, **flags: Any) -> list[str]:
     return to_arguments(merged, known_flags())
 
 
-def simulate(output_dir: Path, **flags: Any) -> Outcome:
+def simulate(output_dir: Path, **flags: Any) -> RunOutcome:
     """Run in this process."""
     from vidur_ppo_plugin.sim.launch import run
 

@@ -1,13 +1,35 @@
 """Documentation that is made from tables is up to date, complete, and readable as Markdown."""
 
 import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Optional
 
+import pytest
 from packaging_tools import ROOT
 
 from vidur_ppo_plugin.flags import PPOModularFlags, flag_name
 from vidur_ppo_plugin.routing import features, heuristics
 from vidur_ppo_plugin.sim import flag_docs
+
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+COLUMNS = 120
+
+
+def prose(page: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a page, with their numbers, that can be wrapped: no code, no rows of tables, no links."""
+    is_code = False
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), start=1):
+        if line.lstrip().startswith("```"):
+            is_code = not is_code
+        elif not is_code and not line.lstrip().startswith("|") and "](" not in line and "://" not in line:
+            yield number, line
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_lines_are_wrapped(page: Path) -> None:
+    long = [f"{page.name}:{number}: {len(line)} columns" for number, line in prose(page) if len(line) > COLUMNS]
+    assert long == []
 
 
 def test_the_flags_are_up_to_date() -> None:

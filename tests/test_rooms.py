@@ -35,7 +35,8 @@ SAME_ROOM = {
     "__main__": "cli",
     "command_parser": "cli",
 }
-FREE_TO_USE = {"__init__", "_autoload"}  # the version and the hook: they know nothing, anyone may know them
+# The version, the hook and the table of old paths: they know nothing, anyone may know them.
+FREE_TO_USE = {"__init__", "_autoload", "_old_imports"}
 
 VIDUR_ANYWHERE = {"sim"}
 VIDUR_INSIDE_FUNCTIONS = {"_autoload", "plugin"}

@@ -87,7 +87,7 @@ def save(directory: Path, name: str, state: dict[str, Any], *, metadata: dict[st
 
 
 def write(destination: Path, state: dict[str, Any], *, metadata: dict[str, Any]) -> None:
-    """The same to a file of its own, without generations; one that is there is replaced as a whole."""
+    """Write a checkpoint to a file of its own, without generations; an existing file is replaced as a whole."""
     _write_atomically(destination, _chunks(state, metadata))
 
 
@@ -110,7 +110,7 @@ def save_best(
 
 
 def _chunks(state: dict[str, Any], metadata: dict[str, Any]) -> list[Any]:
-    """What is in the file of a checkpoint."""
+    """The bytes of a checkpoint file, part by part."""
     import torch
 
     payload = io.BytesIO()

@@ -13,7 +13,7 @@ from simple_parsing import field, subparsers
 from vidur_ppo_plugin import __version__, _autoload
 from vidur_ppo_plugin.command_parser import CommandParser
 from vidur_ppo_plugin.serve.command import Serve
-from vidur_ppo_plugin.serve.evaluating import EvaluateLog
+from vidur_ppo_plugin.serve.evaluate_log import EvaluateLog
 from vidur_ppo_plugin.serve.standin.command import StandInCommand
 
 EMBEDDED_DEFAULT = "quickstart.yaml"
@@ -61,7 +61,7 @@ class Run:
         return self._run(command)
 
     def _run(self, command: list[str]) -> int:
-        from vidur_ppo_plugin.compare.beside import format_beside, run_beside
+        from vidur_ppo_plugin.compare.same_requests import format_comparison, run_on_same_requests
         from vidur_ppo_plugin.compare.schedulers import SchedulerError, parse_schedulers
         from vidur_ppo_plugin.record.outcome import format_summary
         from vidur_ppo_plugin.sim.launch import run
@@ -76,7 +76,7 @@ class Run:
         if self.compare is None:  # nobody asked for a comparison of a scheduler with itself
             schedulers = [scheduler for scheduler in schedulers if scheduler.kind != outcome.scheduler]
         if schedulers:
-            print(f"\n{format_beside(outcome, run_beside(outcome, command, schedulers))}")
+            print(f"\n{format_comparison(outcome, run_on_same_requests(outcome, command, schedulers))}")
         return 0
 
 

@@ -76,7 +76,7 @@ class TraceWindows:
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """All of a scenario; `qps` and the requests of a seed follow from it."""
+    """One scenario; `qps` and the requests of a seed follow from its values."""
 
     name: str
     why: str
@@ -154,7 +154,7 @@ class Scenario:
         )
 
     def at(self, **changes: Any) -> "Scenario":
-        """The same with other values."""
+        """A copy of the scenario with other values."""
         return dataclasses.replace(self, **changes)
 
 

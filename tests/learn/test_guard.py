@@ -8,17 +8,17 @@ import torch
 from test_warm_start import agent_of  # type: ignore[import-not-found]
 
 from vidur_ppo_plugin.flags import PPOModularFlags
-from vidur_ppo_plugin.learn.guard import Outcome, PolicyGuard, Verdict, judge
+from vidur_ppo_plugin.learn.guard import PolicyGuard, ReplayedLatencies, Verdict, judge
 from vidur_ppo_plugin.policy.actor import Actor
 from vidur_ppo_plugin.routing.features import Observation
 
 RNG = np.random.default_rng(0)
 #: Of eight replays: latencies and times to first token.
-REPLAYS = [Outcome(*RNG.lognormal(size=(2, 500))) for _ in range(8)]
+REPLAYS = [ReplayedLatencies(*RNG.lognormal(size=(2, 500))) for _ in range(8)]
 
 
-def times(latency: Any, first_token: Any = 1.0) -> list[Outcome]:
-    return [Outcome(latency * replay.latency_s, first_token * replay.first_token_s) for replay in REPLAYS]
+def times(latency: Any, first_token: Any = 1.0) -> list[ReplayedLatencies]:
+    return [ReplayedLatencies(latency * replay.latency_s, first_token * replay.first_token_s) for replay in REPLAYS]
 
 
 def test_equal_policies_are_equal() -> None:
@@ -37,7 +37,9 @@ def test_a_policy_that_is_slower_throughout_is_worse_by_that_much(preference: fl
 
 def test_the_preference_weighs_the_slowest() -> None:
     changed = [
-        Outcome(replay.latency_s * np.where(np.quantile(replay.latency_s, 0.9) < replay.latency_s, 1.5, 0.5), token)
+        ReplayedLatencies(
+            replay.latency_s * np.where(np.quantile(replay.latency_s, 0.9) < replay.latency_s, 1.5, 0.5), token
+        )
         for replay in REPLAYS
         for token in [replay.first_token_s]
     ]
@@ -55,7 +57,7 @@ def test_first_tokens_must_not_be_lost_whatever_is_won() -> None:
 
 
 def test_what_may_be_noise_is_neither() -> None:
-    noisy = [Outcome(factor * replay.latency_s, replay.first_token_s)
+    noisy = [ReplayedLatencies(factor * replay.latency_s, replay.first_token_s)
              for factor, replay in zip(1 + 0.1 * RNG.standard_normal(8), REPLAYS, strict=True)]  # fmt: skip
     noise = judge(noisy, REPLAYS, 0.0)
     assert abs(noise.change) < 2 * noise.error and noise.error > 0.005

@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from vidur_ppo_plugin.record.outcome import Distribution, Outcome, RequestOutcome, format_summary
+from vidur_ppo_plugin.record.outcome import Distribution, RequestOutcome, RunOutcome, format_summary
 
 
-def outcome(requests: list[RequestOutcome], num_replicas: int = 2) -> Outcome:
-    return Outcome("least_tokens", num_replicas, wall_s=1.5, output_dir="out/x", requests=requests)
+def outcome(requests: list[RequestOutcome], num_replicas: int = 2) -> RunOutcome:
+    return RunOutcome("least_tokens", num_replicas, wall_s=1.5, output_dir="out/x", requests=requests)
 
 
 SERVED = [

@@ -52,9 +52,9 @@ def test_a_constant_in_another_file_makes_it_stale(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("twin.acting_kernels", "policy/forward.py"),
-        ("twin.acting_kernels", "routing/heuristics.py"),
-        ("twin.acting_kernels", "twin/layout.py"),
+        ("twin.policy_kernels", "policy/forward.py"),
+        ("twin.policy_kernels", "routing/heuristics.py"),
+        ("twin.policy_kernels", "twin/layout.py"),
         ("twin.kernels", "routing/snapshot.py"),
         ("routing.averages", "routing/snapshot.py"),
     ],

@@ -315,7 +315,7 @@ def test_the_memory_of_responses_is_bounded() -> None:
         backend = Backend(reply)
         async with listening(backend), routing(backend) as (router, url):
             assert router.proxy is not None
-            kept = router.proxy._generation.kept_answers
+            kept = router.proxy._generation.stored_responses
             await ask(url, "/v1/responses", {"input": "x"})
             member = router.fleet.backends[0]
             assert kept.backend_of("/v1/responses/resp_1") is member

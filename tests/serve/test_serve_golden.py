@@ -19,7 +19,7 @@ from vidur_ppo_plugin.learn.export import export_policy
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
 from vidur_ppo_plugin.routing.visibility import Visibility
 from vidur_ppo_plugin.scenario import Capacity, Scenario, load_scenario
-from vidur_ppo_plugin.serve.deciding import Chooser, Decider
+from vidur_ppo_plugin.serve.decider import Decider, NamedPolicy
 from vidur_ppo_plugin.serve.fleet import Fleet
 from vidur_ppo_plugin.serve.instruments import Instruments
 from vidur_ppo_plugin.serve.source import VllmReplicaSource
@@ -83,8 +83,8 @@ def placements_of_the_router(policy: str, seen: Seen, rng_state: Any = None) -> 
     decider = Decider(
         fleet,
         Instruments(),
-        policy=Chooser("policy", policy, seed=SEED),
-        fallback=Chooser("fallback", "round_robin", seed=0),
+        policy=NamedPolicy("policy", policy, seed=SEED),
+        fallback=NamedPolicy("fallback", "round_robin", seed=0),
         shadow=None,
         explore=0.0,
         rng=random.Random(0),

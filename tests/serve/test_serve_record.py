@@ -29,7 +29,7 @@ from vidur_ppo_plugin.learn.off_policy import (
 from vidur_ppo_plugin.policy.actor import Actor
 from vidur_ppo_plugin.policy.network import ActorCritic, NetworkShape
 from vidur_ppo_plugin.policy.policy import Policy
-from vidur_ppo_plugin.record.decision_log import LoggedDecision, Outcome, RecordError, read_record
+from vidur_ppo_plugin.record.decision_log import LoggedDecision, LoggedOutcome, RecordError, read_record
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.features import FeatureTable
 from vidur_ppo_plugin.routing.prior import Prior
@@ -139,7 +139,7 @@ def bandit(size: int, seed: int, noise: float = 0.3, explore: float = 0.3) -> tu
         usual = number % 3
         action = router.randrange(3) if router.random() < explore else usual
         probability = explore / 3 + (1 - explore) * (action == usual)
-        outcome = Outcome("ok", float(costs[action] + noise * rng.exponential()), None, 100, 100)
+        outcome = LoggedOutcome("ok", float(costs[action] + noise * rng.exponential()), None, 100, 100)
         best.append(costs[loads.argmin()] + noise)
         result.append(
             LoggedDecision(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from vidur_ppo_plugin.routing.snapshot import ROWS
 from vidur_ppo_plugin.serve.breaker import CLOSED, HALF_OPEN, OPEN, CircuitBreaker
 from vidur_ppo_plugin.serve.reports import Report
-from vidur_ppo_plugin.serve.source import Flight, VllmReplicaSource
+from vidur_ppo_plugin.serve.source import RequestInFlight, VllmReplicaSource
 
 
 def source_of(count: int, **options: int) -> VllmReplicaSource:
@@ -119,7 +119,7 @@ def test_dimensions_follow_the_replicas_that_are_shown() -> None:
 @given(st.lists(st.tuples(st.sampled_from("dtehrs"), st.integers(0, 10)), max_size=80))
 def test_counters_never_go_wrong_whatever_happens(events: list[tuple[str, int]]) -> None:
     source = source_of(2, num_waiting_slots=3)
-    flights: list[Flight] = []
+    flights: list[RequestInFlight] = []
     now_s = 0.0
     for kind, number in events:
         now_s += 0.1

@@ -146,7 +146,7 @@ def test_any_body_has_at_least_one_token_and_none_raises(path: str, body: dict[s
     limit = endpoint.output_limit(body)
     assert limit is None or limit >= 0
     assert endpoint.is_streaming(body) in (True, False)
-    assert isinstance(endpoint.followed_answer(body), str)
+    assert isinstance(endpoint.previous_response(body), str)
 
 
 @given(st.binary(max_size=60) | VALUES.map(lambda value: json.dumps(value).encode()))
@@ -301,7 +301,7 @@ def test_whatever_a_backend_sends_is_counted_without_harm(path: str, piece: byte
     counter = ENDPOINTS[path].counter()
     counter.read_whole(piece + b'"usage": {"completion_tokens": ' + b"9" * 5000)
     assert counter.feed(piece) >= 0
-    assert isinstance(ENDPOINTS[path].answer_id(piece), str)
+    assert isinstance(ENDPOINTS[path].response_id(piece), str)
 
 
 def test_usage_is_taken_over_and_text_about_it_is_not() -> None:

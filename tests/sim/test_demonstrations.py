@@ -11,7 +11,7 @@ from simulation import KV_PRESSURE, arguments, simulate, vidur_main
 from vidur_ppo_plugin import _autoload
 from vidur_ppo_plugin.flags import check_scheduler
 from vidur_ppo_plugin.learn.demonstrations import PRIORS, Demonstrations, load
-from vidur_ppo_plugin.record.outcome import Outcome
+from vidur_ppo_plugin.record.outcome import RunOutcome
 from vidur_ppo_plugin.routing.features import FeatureTable
 from vidur_ppo_plugin.routing.heuristics import TEACHERS
 
@@ -19,20 +19,20 @@ PREFIX = "p_p_o_global_scheduler_modular_config_"
 HASH = FeatureTable().hash
 
 
-def ppo(tmp_path: Path, flags: dict[str, Any], **vidur: Any) -> Outcome:
+def ppo(tmp_path: Path, flags: dict[str, Any], **vidur: Any) -> RunOutcome:
     """A run of ppo_modular; `flags` are its own, `vidur` those of the simulation."""
     own = {f"{PREFIX}{name}": value for name, value in flags.items()}
     return simulate(tmp_path, global_scheduler_config_type="ppo_modular", **own, **vidur)
 
 
-def record(tmp_path: Path, teachers: str, flags: dict[str, Any] | None = None, **vidur: Any) -> tuple[Any, Outcome]:
+def record(tmp_path: Path, teachers: str, flags: dict[str, Any] | None = None, **vidur: Any) -> tuple[Any, RunOutcome]:
     """What a run with teachers wrote, and how it went."""
     path = tmp_path / "demonstrations.npz"
     outcome = ppo(tmp_path, {"demonstrate_with": teachers, "demonstrations_file": str(path), **(flags or {})}, **vidur)
     return load(path, feature_hash=HASH, flag="--flag"), outcome
 
 
-def placements(outcome: Outcome) -> list[int | None]:
+def placements(outcome: RunOutcome) -> list[int | None]:
     return [request.replica for request in outcome.requests]
 
 

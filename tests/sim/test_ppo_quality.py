@@ -7,13 +7,13 @@ import pytest
 import yaml
 from simulation import simulate
 
-from vidur_ppo_plugin.record.outcome import Outcome
+from vidur_ppo_plugin.record.outcome import RunOutcome
 
 PREFIX = "p_p_o_global_scheduler_modular_config_"
 QUICKSTART = Path(__file__).parents[2] / "vidur_ppo_plugin" / "quickstart.yaml"
 
 
-def quickstart(tmp_path: Path, scheduler: str) -> Outcome:
+def quickstart(tmp_path: Path, scheduler: str) -> RunOutcome:
     flags = yaml.safe_load(QUICKSTART.read_text())
     flags |= {
         "global_scheduler_config_type": scheduler,

@@ -14,12 +14,12 @@ from simulation import KV_PRESSURE, arguments, simulate, vidur_main
 
 from vidur_ppo_plugin import checkpoint
 from vidur_ppo_plugin.record.metrics import header
-from vidur_ppo_plugin.record.outcome import Outcome
+from vidur_ppo_plugin.record.outcome import RunOutcome
 
 PREFIX = "p_p_o_global_scheduler_modular_config_"
 
 
-def ppo(tmp_path: Path, flags: dict[str, Any] | None = None, **vidur: Any) -> Outcome:
+def ppo(tmp_path: Path, flags: dict[str, Any] | None = None, **vidur: Any) -> RunOutcome:
     """A run of ppo_modular; `flags` are its own, `vidur` those of the simulation."""
     own = {f"{PREFIX}{name}": value for name, value in {"rollout_len": 32, **(flags or {})}.items()}
     return simulate(tmp_path, global_scheduler_config_type="ppo_modular", **own, **vidur)

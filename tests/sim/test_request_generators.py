@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from simulation import arguments, simulate, vidur_main
 
-from vidur_ppo_plugin.record.outcome import Outcome
+from vidur_ppo_plugin.record.outcome import RunOutcome
 from vidur_ppo_plugin.workload.lengths import parse_lengths
 from vidur_ppo_plugin.workload.requests import Requests
 from vidur_ppo_plugin.workload.synthetic import draw_requests
@@ -36,7 +36,7 @@ LOGNORMAL: dict[str, Any] = {
 }
 
 
-def same(outcome: Outcome, requests: Requests) -> None:
+def same(outcome: RunOutcome, requests: Requests) -> None:
     """Equal to the last bit."""
     assert [r.arrived_at_s for r in outcome.requests] == requests.arrived_at_s.tolist()
     assert [r.prompt_tokens for r in outcome.requests] == requests.prompt_tokens.tolist()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from simulation import arguments, simulate, vidur_main
 
-from vidur_ppo_plugin.record.outcome import Outcome
+from vidur_ppo_plugin.record.outcome import RunOutcome
 
 OURS = [
     "least_outstanding",
@@ -123,7 +123,7 @@ NEAR_SATURATION = {
 
 
 @pytest.fixture(scope="module")
-def near_saturation(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+def near_saturation(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunOutcome]:
     """The same 600 requests under four schedulers."""
     runs = {}
     for scheduler in ("round_robin", "lor", "least_tokens", "least_outstanding"):
@@ -132,7 +132,7 @@ def near_saturation(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outco
     return runs
 
 
-def test_all_schedulers_saw_the_same_requests(near_saturation: dict[str, Outcome]) -> None:
+def test_all_schedulers_saw_the_same_requests(near_saturation: dict[str, RunOutcome]) -> None:
     workloads = {
         tuple((r.arrived_at_s, r.prompt_tokens, r.decode_tokens) for r in run.requests)
         for run in near_saturation.values()
@@ -140,17 +140,17 @@ def test_all_schedulers_saw_the_same_requests(near_saturation: dict[str, Outcome
     assert len(workloads) == 1
 
 
-def test_least_tokens_beats_round_robin_in_time_to_first_token(near_saturation: dict[str, Outcome]) -> None:
+def test_least_tokens_beats_round_robin_in_time_to_first_token(near_saturation: dict[str, RunOutcome]) -> None:
     ours, theirs = near_saturation["least_tokens"].ttft_s, near_saturation["round_robin"].ttft_s
     assert ours.mean < 0.97 * theirs.mean
     assert ours.p99 < 0.97 * theirs.p99
 
 
-def test_least_tokens_beats_stock_lor_in_latency(near_saturation: dict[str, Outcome]) -> None:
+def test_least_tokens_beats_stock_lor_in_latency(near_saturation: dict[str, RunOutcome]) -> None:
     assert near_saturation["least_tokens"].e2e_s.mean < 0.97 * near_saturation["lor"].e2e_s.mean
 
 
-def test_least_outstanding_is_what_lor_should_be(near_saturation: dict[str, Outcome]) -> None:
+def test_least_outstanding_is_what_lor_should_be(near_saturation: dict[str, RunOutcome]) -> None:
     assert near_saturation["least_outstanding"].e2e_s.mean < 0.97 * near_saturation["lor"].e2e_s.mean
 
 

@@ -21,8 +21,8 @@ from vidur_ppo_plugin.train.clusters import Cluster
 from vidur_ppo_plugin.train.config import TrainConfig
 from vidur_ppo_plugin.train.episodes import FIRST_EVALUATION_SEED, Episode, draw_episode
 from vidur_ppo_plugin.train.slots import Exploration, Slot, rollouts_of
-from vidur_ppo_plugin.twin.acting_kernels import MASKED
 from vidur_ppo_plugin.twin.cluster import play
+from vidur_ppo_plugin.twin.policy_kernels import MASKED
 
 
 def cluster_of(config: TrainConfig, episode: Episode) -> Cluster:

@@ -7,7 +7,7 @@ from vidur_ppo_plugin import checkpoint
 from vidur_ppo_plugin.train.clusters import Cluster, build_clusters
 from vidur_ppo_plugin.train.config import TrainConfig, parse_config
 from vidur_ppo_plugin.train.engines import Engine, InProcessEngine
-from vidur_ppo_plugin.train.trainer import Outcome, Trainer
+from vidur_ppo_plugin.train.trainer import Trainer, TrainingResult
 
 #: Two kinds of clusters, of different sizes and speeds; old reports and drained replicas among them.
 SMALL: dict[str, Any] = {
@@ -43,7 +43,7 @@ def clusters_of(config: TrainConfig) -> dict[str, Cluster]:
 
 def train(
     config: TrainConfig, out: Path, *, engine: Engine | None = None, num_jobs: int = 1, resume: bool = False
-) -> Outcome:
+) -> TrainingResult:
     """A training run; in this process unless an engine is given."""
     clusters = clusters_of(config)
     trainer = Trainer(config, clusters, engine or InProcessEngine(config, clusters), out, num_jobs=num_jobs)

@@ -24,9 +24,9 @@ from vidur_ppo_plugin.twin.config import TwinConfig
 from vidur_ppo_plugin.twin.twin import Completions
 from vidur_ppo_plugin.workload.requests import Requests
 
-from .deciding import build
 from .metrics import REQUEST_COLUMNS, cell_metrics
 from .oracle import Oracle
+from .scheduler_router import build_scheduler_router
 from .schedulers import ORACLE, SchedulerSpec
 
 VIDUR, TWIN = "vidur", "twin"
@@ -106,7 +106,7 @@ def _run_in_vidur(scenario: Scenario, scheduler: SchedulerSpec, seed: int) -> Ce
     visibility = _visibility(scenario, scenario.requests(seed))
 
     def replace_stock_scheduler(simulator: Any, config: Any) -> None:
-        replace_router(simulator, config, build(scheduler, config, seed=seed)[0], visibility)
+        replace_router(simulator, config, build_scheduler_router(scheduler, config, seed=seed)[0], visibility)
 
     # Vidur's own look at the replicas themselves and know no drained ones: their routers take their place.
     prepare = None if visibility.is_clear or scheduler.kind not in STOCK else replace_stock_scheduler
@@ -157,7 +157,7 @@ def play_in_twin(
         run = TwinCluster(cluster, requests)
         router = Oracle(run, seed=seed, **scheduler.options)
     else:
-        router, num_waiting_slots = build(scheduler, config, seed=seed)
+        router, num_waiting_slots = build_scheduler_router(scheduler, config, seed=seed)
         run = TwinCluster(cluster, requests, num_waiting_slots=num_waiting_slots)
     timed = _TimedRouter(router)
     drive(run, timed, visibility=visibility)

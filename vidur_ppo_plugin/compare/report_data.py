@@ -37,7 +37,7 @@ def page_data(results: Results, cells: pd.DataFrame, entries: Entries) -> dict[s
 
 
 def heat_map_data(metadata: Mapping[str, Any], entries: Entries) -> dict[str, Any]:
-    """For each metric, a row for each scheduler but the reference, a cell for each scenario."""
+    """The heat map of each metric: a row for each scheduler but the reference, a cell for each scenario."""
     others = [label for label in metadata["schedulers"] if label != metadata["reference"]]
     return {
         metric: {
@@ -66,7 +66,7 @@ def describe(metric: str, entry: Entry) -> str:
 
 
 def typographic_numbers(text: str) -> str:
-    """The same for a sentence: only hyphens in front of digits are minus signs."""
+    """A sentence with its numbers as they are printed; only a hyphen in front of a digit is a minus sign."""
     return "".join(
         "\N{MINUS SIGN}" if sign == "-" and following.isdigit() and (i == 0 or text[i - 1] in " [(") else sign
         for i, (sign, following) in enumerate(zip(text, text[1:] + " ", strict=True))
@@ -106,7 +106,7 @@ def _scenario_data(results: Results, cells: pd.DataFrame, entries: Entries) -> d
 
 
 def _classes(cells: pd.DataFrame) -> dict[str, list[float | None]]:
-    """[short, long] of the latencies that are measured by class."""
+    """The [short, long] variants of the latency metrics that are measured by class."""
     metrics = ("e2e_mean", "e2e_p99", "ttft_mean")
     return {m: _significant(np.array([cells[f"{m}_{size}"].mean() for size in ("short", "long")])) for m in metrics}
 

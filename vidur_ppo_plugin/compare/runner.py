@@ -98,7 +98,7 @@ def _outcome(future: "Future[Any]") -> Any:
 
 
 def _progress() -> Progress:
-    """On standard error, and only where somebody watches."""
+    """A progress bar on standard error, only where that is a terminal."""
     console = Console(file=sys.stderr)
     return Progress(
         TextColumn("{task.description}"),

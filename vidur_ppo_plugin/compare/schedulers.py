@@ -83,7 +83,7 @@ class SchedulerSpec:
         return flags | {f"{prefix}_{name}": value for name, value in options.items()}
 
     def with_options(self, **options: Any) -> "SchedulerSpec":
-        """The same with flags added."""
+        """A copy of the scheduler with these flags added."""
         return dataclasses.replace(self, options={**self.options, **options})
 
 

@@ -90,7 +90,7 @@ def _present(requests: pd.DataFrame, num_replicas: int, until: str, bins: int) -
 
 
 def _since(edges_s: Array, instants_s: Array) -> Array:
-    """For each edge, the time that has passed since each of the instants before it, summed."""
+    """Sum of the times that have passed at each edge since every instant before it."""
     instants_s = np.sort(instants_s)
     counts = np.searchsorted(instants_s, edges_s)
     sums = np.concatenate([[0.0], np.cumsum(np.where(np.isfinite(instants_s), instants_s, 0.0))])

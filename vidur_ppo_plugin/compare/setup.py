@@ -76,7 +76,7 @@ class Setup:
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that can move a number."""
+    """Versions of Python and of the packages that can change a number."""
     return {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in _PACKAGES}
 
 

@@ -38,7 +38,7 @@ class Standing:
         return sum(map(len, self.changes.values()))
 
     def sentence(self) -> str:
-        """For example "better in 2 of 3 scenarios (-8.9% in light to -30.0% in mixed_long), no difference in 1"."""
+        """In words: "better in 2 of 3 scenarios (-8.9% in light to -30.0% in mixed_long), no difference in 1"."""
         if not self.total:
             return "not measured"
         parts: list[str] = []

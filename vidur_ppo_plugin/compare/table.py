@@ -169,7 +169,7 @@ def _fitting(first: Column, columns: Sequence[Column], width: int) -> int:
 
 
 def _width(heading: Text, cells: Sequence[Text]) -> int:
-    """Numbers are never folded, names above them are."""
+    """Fewest characters that a column needs: numbers are never folded, the names above them are."""
     return max(min(_widest_line(heading), _WIDEST_NAME), *map(_widest_line, cells))
 
 

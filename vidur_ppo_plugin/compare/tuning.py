@@ -39,7 +39,7 @@ def trials(scenario: Scenario, *, seeds: tuple[int, ...], engine: str) -> list[T
 
 
 def thresholds(scenario: Scenario, *, seed: int) -> list[int]:
-    """Those that are tried: quantiles of the prompts of a seed, and the boundary between short and long ones."""
+    """Thresholds to try: quantiles of the prompts of a seed, and the boundary between short and long ones."""
     prompts = scenario.requests(seed).prompt_tokens
     return sorted({int(value) for value in np.quantile(prompts, _QUANTILES)} | {scenario.class_boundary_tokens})
 

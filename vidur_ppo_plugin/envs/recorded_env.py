@@ -15,7 +15,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from vidur_ppo_plugin.hardware.reference import CHUNK_SIZE, reference_roofline
-from vidur_ppo_plugin.learn.off_policy import Logged, with_costs
+from vidur_ppo_plugin.learn.off_policy import LoggedDecisions, with_costs
 from vidur_ppo_plugin.record.decision_log import read_record
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 
@@ -96,8 +96,8 @@ class RecordedEnv(gymnasium.Env[Observation, np.int64]):
         return self._observer.observe(snapshot, decision.request)
 
 
-def _of_one_size(logged: Logged) -> tuple[Logged, int]:
+def _of_one_size(logged: LoggedDecisions) -> tuple[LoggedDecisions, int]:
     sizes = np.array([decision.snapshot.num_replicas for decision in logged.decisions])
     size = int(np.bincount(sizes).argmax())
     kept = np.flatnonzero(sizes == size)
-    return Logged(tuple(logged.decisions[index] for index in kept), logged.costs[kept]), size
+    return LoggedDecisions(tuple(logged.decisions[index] for index in kept), logged.costs[kept]), size

@@ -224,7 +224,7 @@ class WarmStartFlags:
 
 @dataclass
 class CurriculumFlags:
-    """From easy to real."""
+    """Stages of load and of penalties, from easy to real."""
 
     curriculum: str = flag(
         "",

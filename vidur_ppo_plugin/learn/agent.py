@@ -24,7 +24,7 @@ from .shard import LocalShards
 
 @dataclass(frozen=True, kw_only=True)
 class Controllers:
-    """What changes from update to update."""
+    """Schedules and controllers: the coefficients that change from update to update."""
 
     temperature: TemperatureController
     entropy_coef: Schedule
@@ -67,7 +67,7 @@ class Agent:
 
     @property
     def features(self) -> FeatureTable:
-        """What the policy sees."""
+        """The feature table of the policy."""
         return self.policy.features
 
     @property
@@ -83,7 +83,7 @@ class Agent:
     def observe(
         self, snapshot: ClusterSnapshot, request: RequestInfo, allowed: NDArray[np.bool_] | None = None
     ) -> Observed:
-        """What the policy sees; `allowed`: which replicas may be chosen, None for all."""
+        """The policy's observation of a request; `allowed`: which replicas may be chosen, None for all."""
         return self.policy.observe(snapshot, request, allowed)
 
     def decide(
@@ -109,7 +109,7 @@ class Agent:
         return action if chosen is None else int(chosen[action])
 
     def settle(self, reward: float, action_rewards: NDArray[np.float64] | None = None) -> None:
-        """The reward of the newest decision (and of what it could have been)."""
+        """Give the newest decision its reward, and the rewards of the other actions where they are known."""
         self._buffer.settle(reward, action_rewards)
 
     @property

@@ -56,7 +56,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Contents:
-    """What is in a shard."""
+    """The number of decisions in a shard, and their rewards."""
 
     num_decisions: int
     #: Rewards of each rollout, by its stream.

@@ -44,7 +44,7 @@ class Stage:
 
     @property
     def has_end(self) -> bool:
-        """Whether anything ends it."""
+        """Whether the stage ends by itself."""
         return self.decisions > 0 or self.metric != ""
 
     def __str__(self) -> str:
@@ -131,7 +131,7 @@ class Curriculum:
 
     @classmethod
     def parse(cls, text: str, *, flag: str = "curriculum") -> "Curriculum":
-        """From the text of a flag; see `parse_stages`."""
+        """The curriculum that the text of a flag describes; see `parse_stages`."""
         return cls(stages=parse_stages(text, flag=flag))
 
     @property
@@ -195,7 +195,7 @@ class Curriculum:
         logger.info(message, self._index + 1, len(self._stages), self._stages[self._index], reason)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it is, and the stages it belongs to."""
+        """The current stage, the progress in it, and the stages of the curriculum."""
         return {
             "stages": [str(stage) for stage in self._stages],
             "index": self._index,

@@ -67,21 +67,21 @@ class Demonstrations:
 
     @property
     def digest(self) -> str:
-        """Of the contents: equal digests, equal demonstrations."""
+        """Hash of the contents: equal digests, equal demonstrations."""
         digest = hashlib.sha256(repr((self.feature_hash, self.priors)).encode())
         for name in _DTYPES:
             digest.update(np.ascontiguousarray(getattr(self, name)).tobytes())
         return digest.hexdigest()[:16]
 
     def prior_logits(self, decision: int, prior: Prior) -> Float32Array:
-        """What the prior would have made of a decision's costs."""
+        """Logits of the prior for a decision, from the costs recorded with it."""
         rows = slice(self.offsets[decision], self.offsets[decision + 1])
         if prior.name == "none":
             return prior.logits(np.zeros(rows.stop - rows.start))
         return prior.logits(self.prior_costs[rows, self.priors.index(prior.name)])
 
     def problem(self) -> str | None:
-        """What makes them unusable, or None."""
+        """Why the demonstrations cannot be used; None if they can."""
         num_decisions, num_rows = len(self.actions), len(self.replicas)
         if num_decisions == 0:
             return "it has no decisions"

@@ -8,7 +8,7 @@ from vidur_ppo_plugin.routing.prior import Prior
 
 
 def build_features(flags: PPOModularFlags) -> FeatureTable:
-    """A table without a history."""
+    """The feature table that the flags describe, without a history."""
     return FeatureTable(
         num_waiting_slots=flags.max_queue_requests_per_replica,
         trend_window=flags.trend_window,
@@ -18,10 +18,10 @@ def build_features(flags: PPOModularFlags) -> FeatureTable:
 
 
 def build_prior(flags: PPOModularFlags, delay_model: DelayModel) -> Prior:
-    """The heuristic that the policy is a residual of."""
+    """The prior that the flags describe: the heuristic that the policy is a residual of."""
     return Prior(flags.prior, weight=flags.prior_weight, delay_model=delay_model)
 
 
 def build_observer(flags: PPOModularFlags, delay_model: DelayModel) -> Observer:
-    """Features and prior, for one run."""
+    """Features and prior that the flags describe, for one run."""
     return Observer(build_features(flags), build_prior(flags, delay_model))

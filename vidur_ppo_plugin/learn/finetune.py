@@ -25,7 +25,7 @@ from vidur_ppo_plugin.routing.snapshot import FloatArray
 from .off_policy import (
     LEAST_EFFECTIVE_SIZE,
     MOST_WEIGHT,
-    Logged,
+    LoggedDecisions,
     block_interval,
     effective_size,
     importance_weights,
@@ -48,7 +48,7 @@ _COLLAPSED_SHARE = 0.9
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneParameters:
-    """How far and how fast; `most_kl`: the mean divergence from the old policy at which learning ends."""
+    """Parameters of a fine-tuning; `most_kl`: the mean KL divergence from the old policy at which learning ends."""
 
     lr: float
     epochs: int
@@ -61,7 +61,7 @@ class FinetuneParameters:
 
 @dataclass(frozen=True)
 class FinetuneResult:
-    """What came of it; costs are doubly robust estimates on the decisions that were held out."""
+    """Result of a fine-tuning; costs are doubly robust estimates on the decisions that were held out."""
 
     is_accepted: bool
     why: str
@@ -92,7 +92,7 @@ class _Group:
 
 
 def finetune(
-    network: ActorCritic, features: FeatureTable, prior: Prior, logged: Logged, parameters: FinetuneParameters
+    network: ActorCritic, features: FeatureTable, prior: Prior, logged: LoggedDecisions, parameters: FinetuneParameters
 ) -> FinetuneResult:
     """Change the network in place; put it back to what it was if the change is not accepted."""
     torch.set_num_threads(1)
@@ -110,7 +110,7 @@ def finetune(
 _Seen = Sequence[tuple[Observation, FloatArray]]
 
 
-def _observed(features: FeatureTable, prior: Prior, logged: Logged) -> _Seen:
+def _observed(features: FeatureTable, prior: Prior, logged: LoggedDecisions) -> _Seen:
     """What the policy sees at each decision, and the prior's logits; trends go on from one to the next."""
     observer, members = Observer(features, prior), None
     seen = []
@@ -127,7 +127,7 @@ def _observed(features: FeatureTable, prior: Prior, logged: Logged) -> _Seen:
 
 
 def _learn(
-    network: ActorCritic, old: ActorCritic, seen: _Seen, logged: Logged, parameters: FinetuneParameters
+    network: ActorCritic, old: ActorCritic, seen: _Seen, logged: LoggedDecisions, parameters: FinetuneParameters
 ) -> float:
     """Some epochs over the decisions; the divergence at the end. FloatingPointError if a loss is not finite."""
     groups = _groups(old, seen, _advantages(old, seen, logged))
@@ -155,7 +155,7 @@ def _learn(
     return _divergence(network, groups)
 
 
-def _advantages(old: ActorCritic, seen: _Seen, logged: Logged) -> list[FloatArray]:
+def _advantages(old: ActorCritic, seen: _Seen, logged: LoggedDecisions) -> list[FloatArray]:
     """Minus the doubly robust cost of each replica, relative to the old policy's, in standard deviations."""
     modelled = modelled_costs(logged)
     weights = np.minimum(1.0 / logged.probabilities, MOST_WEIGHT)
@@ -222,7 +222,7 @@ def _log_probs(network: ActorCritic, observation: Observation, prior_logits: Flo
 
 
 def _judge(
-    network: ActorCritic, old: ActorCritic, seen: _Seen, held_out: Logged, learned: Logged, kl: float
+    network: ActorCritic, old: ActorCritic, seen: _Seen, held_out: LoggedDecisions, learned: LoggedDecisions, kl: float
 ) -> FinetuneResult:
     """Compare the greedy policies, before and after, where neither has learned."""
     shares = {name: [_greedy(net, *one) for one in seen] for name, net in (("old", old), ("new", network))}

@@ -26,8 +26,8 @@ FloatArray = NDArray[np.float64]
 Network = dict[str, Any]
 
 
-class Outcome(NamedTuple):
-    """What happened to requests, in order of arrival."""
+class ReplayedLatencies(NamedTuple):
+    """Latencies of the requests of one replay, in order of arrival."""
 
     latency_s: FloatArray
     first_token_s: FloatArray
@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
 
 #: What would have happened to the latest requests had a network routed them greedily: as they came, and in other
 #: orders, the same for every network. None if they are too few.
-Replay = Callable[[Network], Sequence[Outcome] | None]
+Replay = Callable[[Network], Sequence[ReplayedLatencies] | None]
 
 # Share of the requests, the slowest, whose mean stands for the tail.
 _TAIL_SHARE = 0.05
@@ -61,16 +61,16 @@ class Verdict:
     surely_worst: float
 
     def is_worse(self, tolerance: float) -> bool:
-        """Beyond noise, as a whole or by more than is borne in one figure."""
+        """Whether the policy is worse beyond noise, as a whole or by more than the tolerance in one figure."""
         return self.change > max(0.0, _SURE_WORSE * self.error) or self.surely_worst > tolerance
 
     def is_better(self, tolerance: float) -> bool:
-        """Beyond noise, and nowhere worse than is borne."""
+        """Whether the policy is better beyond noise, and in no figure worse than the tolerance."""
         return self.change < min(0.0, -_SURE_BETTER * self.error) and self.worst <= tolerance
 
 
-def judge(ours: Sequence[Outcome], theirs: Sequence[Outcome], tail_preference: float) -> Verdict:
-    """Replays of the same requests: changes of means and of the slowest, of latency and first tokens.
+def judge(ours: Sequence[ReplayedLatencies], theirs: Sequence[ReplayedLatencies], tail_preference: float) -> Verdict:
+    """Verdict on replays of the same requests: changes of mean and tail of latency and of time to first token.
 
     Weighed by the preference, what is won is mean latency and the slowest of both; the mean of first tokens only must
     not be lost.
@@ -80,7 +80,7 @@ def judge(ours: Sequence[Outcome], theirs: Sequence[Outcome], tail_preference: f
 
 
 def _figures(latency_s: FloatArray, first_token_s: FloatArray) -> list[float]:
-    """What `_weights` are of."""
+    """Mean and tail of latency and of time to first token, in seconds, in the order of `_weights`; warm-up left out."""
     first = int(_WARM_UP_SHARE * len(latency_s))
     latency_s, first_token_s = latency_s[first:], first_token_s[first:]
     return [latency_s.mean(), _slowest(latency_s), first_token_s.mean(), _slowest(first_token_s)]
@@ -96,7 +96,7 @@ def _slowest(values_s: FloatArray) -> float:
 
 
 def _verdict(changes: FloatArray, weights: FloatArray) -> Verdict:
-    """Of changes of figures in several replays: [replays, figures]."""
+    """The verdict on relative changes [replays, figures], the figures weighed by `weights`."""
     weighed, means = changes @ weights, changes.mean(axis=0)
     surely = means - _SURE_WORSE * _error(changes)
     return Verdict(float(weighed.mean()), float(_error(weighed[:, None])[0]), float(means.max()), float(surely.max()))
@@ -133,7 +133,7 @@ class PolicyGuard:
     _gains: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """What was loaded is the best so far."""
+        """Take the loaded weights for the best so far, unless others are given."""
         self._flags = self.agent.flags
         self.best = self.best or self._present()
         self.loaded = self.loaded or self.best
@@ -152,7 +152,7 @@ class PolicyGuard:
         return self.best if self.serves_best else self._present()
 
     def after_update(self, gain_over_loaded: float | None) -> dict[str, float]:
-        """Judge if it is time; what is recorded of it. The open rollout must be empty."""
+        """Hold a trial if one is due; the metrics to record. The open rollout must be empty."""
         if gain_over_loaded is not None:
             self._gains.append(gain_over_loaded)
         row = {"guard_reverts": float(self.num_reverts)}
@@ -161,12 +161,12 @@ class PolicyGuard:
         return self._trial() | {"guard_reverts": float(self.num_reverts)}
 
     def finish(self) -> None:
-        """The run is over: what is saved is the best, unless what was learned since has proved better."""
+        """End of the run: what is saved is the best, unless what was learned since has proved better."""
         self._trial(is_last=True)
         self._revert()
 
     def _trial(self, *, is_last: bool = False) -> dict[str, float]:
-        """Promote what was learned, or a part of it, or give it up, or wait; what is recorded of it."""
+        """Promote what was learned or a part of it, or give it up, or wait; the metrics to record."""
         verdict = self._judge_credit() if self.replay is None else self._judge_replays(self.replay)
         if verdict is None:
             return {}
@@ -178,12 +178,12 @@ class PolicyGuard:
         return {"guard_change": verdict.change}
 
     def _judge_credit(self) -> Verdict | None:
-        """By what was gained over the loaded policy; None if nothing is known."""
+        """Verdict from the credit gained over the loaded policy; None if no gain is known."""
         gains, self._gains = self._gains, []
         return _verdict(-np.array(gains)[:, None], np.ones(1)) if gains else None
 
     def _judge_replays(self, replay: Replay) -> Verdict | None:
-        """Of what was learned, or of the part of it that has become the best; None if there are too few requests."""
+        """Verdict on what was learned, or on the part of it that becomes the best; None with too few requests."""
         of_best = replay(self.best)
         if of_best is None:
             return None
@@ -221,7 +221,7 @@ class PolicyGuard:
         self.agent.restore_policy(self.best)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Best and loaded weights and the count of reverts, for a checkpoint."""
         return {"best": self.best, "loaded": self.loaded, "num_reverts": self.num_reverts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

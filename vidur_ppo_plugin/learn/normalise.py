@@ -52,7 +52,7 @@ class Moments:
         return math.sqrt(self.variance) if self.variance > _LEAST_VARIANCE else 1.0
 
     def state_dict(self) -> dict[str, float]:
-        """For a checkpoint."""
+        """Plain values, for a checkpoint."""
         return asdict(self)
 
 
@@ -81,11 +81,11 @@ class RewardNormaliser:
 
     @property
     def factor(self) -> float:
-        """What rewards are multiplied with, by what was observed so far."""
+        """The factor that rewards are multiplied by, from what was observed so far."""
         return 1.0 / self._moments.scale
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """The statistics so far, for a checkpoint."""
         return {"discounted_sums": dict(self._discounted_sums), **self._moments.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from vidur_ppo_plugin.record.decision_log import LoggedDecision
 from vidur_ppo_plugin.routing.routers import Router, scored
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, FloatArray, RequestInfo
 
-#: What can be estimated: the name of a figure of `Outcome`.
+#: What can be estimated: the name of a figure of `LoggedOutcome`.
 COSTS = ("latency_s", "ttft_s")
 #: Weights above this are cut: a single decision shall not decide.
 MOST_WEIGHT = 50.0
@@ -36,7 +36,7 @@ _BLOCK = 50
 
 
 @dataclass(frozen=True)
-class Logged:
+class LoggedDecisions:
     """Recorded decisions that have a cost, in their order."""
 
     decisions: tuple[LoggedDecision, ...]
@@ -47,7 +47,7 @@ class Logged:
 
     @property
     def probabilities(self) -> FloatArray:
-        """Of the actions that were taken."""
+        """With which probability each recorded action was taken."""
         return np.array([decision.probability for decision in self.decisions])
 
     @property
@@ -55,19 +55,19 @@ class Logged:
         """The replicas that were taken."""
         return np.array([decision.action for decision in self.decisions], dtype=np.intp)
 
-    def part(self, first: int, last: int) -> "Logged":
-        """Some of them in a row."""
-        return Logged(self.decisions[first:last], self.costs[first:last])
+    def part(self, first: int, last: int) -> "LoggedDecisions":
+        """The decisions from `first` up to and without `last`."""
+        return LoggedDecisions(self.decisions[first:last], self.costs[first:last])
 
 
-def with_costs(decisions: Sequence[LoggedDecision], cost: str = "latency_s") -> Logged:
+def with_costs(decisions: Sequence[LoggedDecision], cost: str = "latency_s") -> LoggedDecisions:
     """The decisions whose cost is known; ValueError if there are too few, or other actions had no chance."""
     if cost not in COSTS:
         raise ValueError(f"the cost must be one of {', '.join(COSTS)}, got {cost!r}")
     kept = tuple(d for d in decisions if d.outcome.status == "ok" and getattr(d.outcome, cost) is not None)
     if len(kept) < 2 * _BLOCK:
         raise ValueError(f"the record has {len(kept)} decisions with {cost}, at least {2 * _BLOCK} are needed")
-    logged = Logged(kept, np.array([getattr(decision.outcome, cost) for decision in kept], dtype=np.float64))
+    logged = LoggedDecisions(kept, np.array([getattr(decision.outcome, cost) for decision in kept], dtype=np.float64))
     has_choice = np.array([_num_open(decision.snapshot) > 1 for decision in kept])
     if not np.any(has_choice & (logged.probabilities < 1.0)):
         raise ValueError(
@@ -76,8 +76,8 @@ def with_costs(decisions: Sequence[LoggedDecision], cost: str = "latency_s") -> 
     return logged
 
 
-def probabilities_of(router: Router, logged: Logged) -> list[FloatArray]:
-    """For each decision, with which probability a policy would have taken each replica."""
+def probabilities_of(router: Router, logged: LoggedDecisions) -> list[FloatArray]:
+    """The probability with which a policy takes each replica, for each decision."""
     result, members = [], None
     for decision in logged.decisions:
         if decision.backends != members:
@@ -135,8 +135,8 @@ class CostModel:
         return scaled
 
 
-def modelled_costs(logged: Logged) -> list[FloatArray]:
-    """For each decision the cost of each replica, by a model that has not seen the decision's own outcome."""
+def modelled_costs(logged: LoggedDecisions) -> list[FloatArray]:
+    """The modelled cost of each replica, for each decision; the model has not seen the decision's own outcome."""
     features = [cost_features(decision.snapshot, decision.request) for decision in logged.decisions]
     taken = np.stack([rows[action] for rows, action in zip(features, logged.actions, strict=True)])
     # Whole stretches of time are left out: neighbours know too much of each other.
@@ -181,8 +181,8 @@ class Estimate:
         return text
 
 
-def robust_values(logged: Logged, modelled: Sequence[FloatArray], shares: Sequence[FloatArray]) -> FloatArray:
-    """Of each decision: the model's cost under the policy, corrected by the weighted error of the model."""
+def robust_values(logged: LoggedDecisions, modelled: Sequence[FloatArray], shares: Sequence[FloatArray]) -> FloatArray:
+    """The doubly robust cost of each decision: the model's under the policy, plus the weighted error of the model."""
     weights = importance_weights(logged, shares)
     expected = np.array([float(share @ costs) for share, costs in zip(shares, modelled, strict=True)])
     at_action = np.array([costs[action] for costs, action in zip(modelled, logged.actions, strict=True)])
@@ -190,14 +190,14 @@ def robust_values(logged: Logged, modelled: Sequence[FloatArray], shares: Sequen
     return values
 
 
-def importance_weights(logged: Logged, shares: Sequence[FloatArray]) -> FloatArray:
+def importance_weights(logged: LoggedDecisions, shares: Sequence[FloatArray]) -> FloatArray:
     """How much more likely the policy takes the recorded action than the recorded policy did."""
     taken = np.array([share[action] for share, action in zip(shares, logged.actions, strict=True)])
     return np.minimum(taken / logged.probabilities, MOST_WEIGHT)
 
 
-def estimate(logged: Logged, shares: Sequence[FloatArray]) -> Estimate:
-    """How a policy with these probabilities would have done."""
+def estimate(logged: LoggedDecisions, shares: Sequence[FloatArray]) -> Estimate:
+    """Estimated cost of a policy that takes the replicas with the probabilities `shares`."""
     weights = importance_weights(logged, shares)
     values = robust_values(logged, modelled_costs(logged), shares)
     difference = values - logged.costs
@@ -217,7 +217,7 @@ def estimate(logged: Logged, shares: Sequence[FloatArray]) -> Estimate:
 
 
 def effective_size(weights: FloatArray) -> float:
-    """Of how many decisions importance weights are worth.
+    """How many decisions the importance weights are worth.
 
     (sum w)^2 / sum w^2 (Kish 1965), times (mean w)^2 where that is below 1, which it is in the mean of many records:
     the missing weight is that of decisions that the record happens not to show, and Kish's figure alone does not miss

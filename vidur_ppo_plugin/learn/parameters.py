@@ -7,7 +7,7 @@ from vidur_ppo_plugin.flags import LearningFlags, PPOModularFlags, RewardFlags
 
 @dataclass(kw_only=True)
 class PPOParameters(LearningFlags):
-    """The flags of learning, and what else an update goes by.
+    """Parameters of a PPO update: the flags of learning and a few that have no flag.
 
     `all_action_baseline` and `expected_gradient` are off where they mean nothing: see `compares_actions`.
     """
@@ -18,21 +18,21 @@ class PPOParameters(LearningFlags):
     enable_critic: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse what has no advantages."""
+        """Refuse parameters that define no advantages."""
         self.all_action_baseline, self.expected_gradient = self.compares_actions, self.learns_from_every_action
         if not (self.enable_critic or self.all_action_baseline):
             raise ValueError(f"enable_critic={self.enable_critic} needs all_action_baseline, and gamma 0")
 
 
 def ppo_parameters(flags: PPOModularFlags) -> PPOParameters:
-    """What an update goes by, as the flags have it."""
+    """The parameters of an update that the flags describe."""
     names = {item.name for item in fields(PPOParameters)} & {item.name for item in fields(flags)}
     return PPOParameters(**{name: getattr(flags, name) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Coefficients:
-    """What schedules and controllers change from update to update."""
+    """The coefficients that schedules and controllers change from update to update."""
 
     learning_rate: float
     entropy_coef: float

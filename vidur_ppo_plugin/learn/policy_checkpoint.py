@@ -20,7 +20,7 @@ def is_policy_only(loaded: checkpoint.Checkpoint) -> bool:
 
 
 def network_weights(loaded: checkpoint.Checkpoint) -> dict[str, Any]:
-    """The weights of the network, of either kind of checkpoint."""
+    """The weights of the network in a checkpoint, with or without a learner."""
     holder = loaded.state if is_policy_only(loaded) else loaded.state["agent"]["ppo"]
     weights: dict[str, Any] = holder[_NETWORK]
     return weights
@@ -49,7 +49,7 @@ def restore(agent: "Agent", loaded: checkpoint.Checkpoint) -> None:
 
 
 def policy_temperature(loaded: checkpoint.Checkpoint) -> float:
-    """At which the policy was last sampled; 1 where that is not known."""
+    """The temperature at which the policy was last sampled; 1 where that is not known."""
     return 1.0 if is_policy_only(loaded) else float(loaded.state["agent"]["temperature"]["temperature"])
 
 

@@ -91,7 +91,7 @@ def all_action_advantages(action_rewards: FloatArray, probabilities: FloatArray)
 
 
 def reward_of_best(action_rewards: FloatArray, scores: NDArray[np.floating]) -> FloatArray:
-    """Of every decision the reward of the action with the highest score; of several such actions, their mean."""
+    """The reward of the highest-scoring action of every decision; of several such actions, their mean."""
     if action_rewards.shape != scores.shape:
         raise ValueError(f"action_rewards and scores must be of one shape, got {action_rewards.shape}, {scores.shape}")
     is_best = scores == scores.max(axis=1, keepdims=True)
@@ -386,7 +386,7 @@ class PPO:
 def _parts(
     chosen: IntArray, sizes: Sequence[int], segments: Sequence[IntArray], summaries: Sequence[Summary]
 ) -> list[Minibatch]:
-    """What each shard has of a minibatch; decisions are numbered through the shards."""
+    """The part of a minibatch that lies in each shard; decisions are numbered through the shards."""
     states = [sum(its.segment_lengths[i] for i in own) for its, own in zip(summaries, segments, strict=True)]
     parts, first = [], 0
     for size, own, num_states in zip(sizes, segments, states, strict=True):
@@ -397,7 +397,7 @@ def _parts(
 
 
 def _gains(summaries: Sequence[Summary], size: int) -> dict[str, float]:
-    """Relative gain in reward of the greedy policy over the choices of its prior and of the reference."""
+    """Relative gain in reward of the greedy policy over the choices of its prior and over those of the reference."""
     names = set.intersection(*(set(summary.best_rewards) for summary in summaries))
     best = {name: sum(summary.best_rewards[name] for summary in summaries) / size for name in names}
     return {

@@ -15,15 +15,15 @@ from vidur_ppo_plugin.flags import PPOModularFlags, drains_of
 from vidur_ppo_plugin.policy.actor import Actor
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.visibility import Visibility
-from vidur_ppo_plugin.twin.acting import ActingTwin
 from vidur_ppo_plugin.twin.cluster import play
 from vidur_ppo_plugin.twin.config import TwinConfig
+from vidur_ppo_plugin.twin.policy_twin import PolicyTwin
 from vidur_ppo_plugin.workload.requests import Requests
 
 from .agent import Agent
 from .build import build_agent
 from .features import build_features, build_prior
-from .guard import Outcome
+from .guard import ReplayedLatencies
 
 # A trial of fewer requests says nothing.
 FEWEST_REQUESTS = 64
@@ -51,7 +51,7 @@ class RecentRequests:
         """A request has arrived."""
         self._requests.append((arrived_at_s, prompt_tokens, decode_tokens))
 
-    def __call__(self, network: dict[str, Any]) -> list[Outcome] | None:
+    def __call__(self, network: dict[str, Any]) -> list[ReplayedLatencies] | None:
         """What happens to the requests, in each order, if a network routes them greedily; None if they are too few."""
         if len(self._requests) < FEWEST_REQUESTS:
             return None
@@ -66,10 +66,12 @@ class RecentRequests:
             return self._play_compiled(actor, replays, rng)
         return [self._play(agent, requests) for requests in replays]
 
-    def _play_compiled(self, actor: Actor, replays: list[Requests], rng: np.random.Generator) -> list[Outcome]:
+    def _play_compiled(
+        self, actor: Actor, replays: list[Requests], rng: np.random.Generator
+    ) -> list[ReplayedLatencies]:
         """All replays at once."""
         flags, size = self._flags, len(replays[0])
-        twin = ActingTwin(
+        twin = PolicyTwin(
             self._config,
             replays,
             prior=build_prior(flags, self._delay_model),
@@ -88,10 +90,10 @@ class RecentRequests:
             mine = np.flatnonzero(clusters == cluster)
             mine = mine[np.argsort(done.index[mine])]
             times = done.completed_at_s[mine], done.first_token_at_s[mine]
-            outcomes.append(Outcome(*(at_s - replays[cluster].arrived_at_s for at_s in times)))
+            outcomes.append(ReplayedLatencies(*(at_s - replays[cluster].arrived_at_s for at_s in times)))
         return outcomes
 
-    def _play(self, agent: Agent, requests: Requests) -> Outcome:
+    def _play(self, agent: Agent, requests: Requests) -> ReplayedLatencies:
         """Decision by decision, for policies that the compiled pass does not cover."""
         agent.start_run()
         done = play(
@@ -102,4 +104,4 @@ class RecentRequests:
             num_waiting_slots=self._flags.max_queue_requests_per_replica,
         )
         times = done.completed_at_s, done.first_token_at_s
-        return Outcome(*(at_s - requests.arrived_at_s for at_s in times))
+        return ReplayedLatencies(*(at_s - requests.arrived_at_s for at_s in times))

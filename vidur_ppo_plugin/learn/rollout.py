@@ -71,13 +71,13 @@ class RolloutBuffer:
         return len(self._decisions) >= self.length and len(self._rewards) == len(self._decisions)
 
     def add(self, decision: Decision) -> None:
-        """A decision that was just made; the one before must have its reward."""
+        """Add a decision that was just made; the one before must have its reward."""
         if len(self._rewards) != len(self._decisions):
             raise RuntimeError("a decision was made before the reward of the last one was settled")
         self._decisions.append(decision)
 
     def settle(self, reward: float, action_rewards: FloatArray | None = None) -> None:
-        """The reward of the newest decision; ValueError if it is not finite."""
+        """Give the newest decision its reward; ValueError if that is not finite."""
         if len(self._rewards) + 1 != len(self._decisions):
             raise RuntimeError("there is no decision that waits for a reward")
         if not np.isfinite(reward) or (action_rewards is not None and not np.all(np.isfinite(action_rewards))):

@@ -115,42 +115,42 @@ class Shard:
 
     @torch.no_grad()
     def _criticise(self, statistics: Statistics, summary: Summary) -> Summary:
-        """GAE by the critic, stream by stream; returns and what it missed of them, and its memory afterwards."""
+        """GAE by the critic, stream by stream: advantages, returns and how far the critic missed them, its memory."""
         mean, scale, parameters = statistics.return_mean, statistics.return_scale, self._parameters
         hiddens: dict[int, Float32Array | None] = {}
         residuals = []
         for draft in self._drafts:
-            draft.stretches, advantages, predictions = [], [], []
+            draft.critic_values, advantages, predictions = [], [], []
             encoded = torch.split(draft.encoded, [len(rollout) for rollout in draft.rollouts])
             for rollout, states in zip(draft.rollouts, encoded, strict=True):
-                stretch = self._follow(states, rollout, statistics.hiddens)
-                values = torch.cat(stretch.values).numpy().astype(np.float64) * scale + mean
+                critic = self._follow(states, rollout, statistics.hiddens)
+                values = torch.cat(critic.values).numpy().astype(np.float64) * scale + mean
                 gae = generalised_advantages(
                     rollout.rewards * statistics.reward_scale,
                     values,
-                    stretch.next_value * scale + mean if rollout.next_observation is not None else 0.0,
+                    critic.next_value * scale + mean if rollout.next_observation is not None else 0.0,
                     gamma=parameters.gamma,
                     gae_lambda=parameters.gae_lambda,
                 )
-                draft.stretches.append(stretch)
+                draft.critic_values.append(critic)
                 advantages.append(gae)
                 predictions.append(values)
                 is_over = rollout.next_observation is None or rollout.is_last_of_stream
-                hiddens[rollout.stream] = None if is_over else stretch.next_hidden.numpy()
+                hiddens[rollout.stream] = None if is_over else critic.next_hidden.numpy()
             draft.advantages, predicted = np.concatenate(advantages), np.concatenate(predictions)
             draft.returns = draft.advantages + predicted
             residuals.append(draft.returns - predicted)
-        stretches = [stretch for draft in self._drafts for stretch in draft.stretches]
+        critic_values = [critic for draft in self._drafts for critic in draft.critic_values]
         return replace(
             summary,
-            segment_lengths=[len(values) for stretch in stretches for values in stretch.values],
+            segment_lengths=[len(values) for critic in critic_values for values in critic.values],
             returns=Moments.of(_joined([draft.returns for draft in self._drafts])),
             residuals=Moments.of(_joined(residuals)),
             hiddens=hiddens,
         )
 
-    def _follow(self, encoded: Tensor, rollout: Rollout, hiddens: Mapping[int, Float32Array]) -> "_Stretch":
-        """What the critic says about the states of a rollout, in order, and about the one after it."""
+    def _follow(self, encoded: Tensor, rollout: Rollout, hiddens: Mapping[int, Float32Array]) -> "_CriticValues":
+        """The critic's values of the states of a rollout, in order, and of the one after it."""
         network, remembered = self._network, hiddens.get(rollout.stream)
         hidden = network.initial_hidden() if remembered is None else torch.tensor(remembered)
         befores, values = [], []
@@ -163,7 +163,7 @@ class Shard:
         if following is not None:
             state = network.encode(torch.tensor(following.replicas)[None], torch.tensor(following.request)[None])
             next_value = float(network.values(state, hidden)[0][0])
-        return _Stretch(values, befores, next_value, hidden)
+        return _CriticValues(values, befores, next_value, hidden)
 
     def backward(
         self, minibatch: Minibatch, normalisation: Normalisation, coefficients: Coefficients
@@ -186,7 +186,7 @@ class Shard:
         return told
 
     def _normalise(self, normalisation: Normalisation) -> tuple[list[Group], list[Segment]]:
-        """What is learned from, made once for each update."""
+        """Groups and segments with normalised advantages and returns, made once for each update."""
         if self._normalised is None or self._normalised[0] != normalisation:
             groups = [draft.group(normalisation) for draft in self._drafts]
             segments = [
@@ -199,8 +199,8 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class _Stretch:
-    """What the critic says about a rollout, in its own scale: segment by segment, and after the last."""
+class _CriticValues:
+    """The critic's values of a rollout, in its own scale: segment by segment, and after the last."""
 
     values: list[Tensor]
     #: Its memory before each segment.
@@ -231,16 +231,16 @@ class _Draft:
         self.returns: FloatArray = np.empty(0)
         self.action_advantages: FloatArray | None = None
         self.action_advantages_square = 0.0
-        self.stretches: list[_Stretch] = []
+        self.critic_values: list[_CriticValues] = []
 
     @property
     def action_rewards(self) -> FloatArray:
-        """Of every action, in all decisions."""
+        """The rewards of every action, [decisions, actions], rollout after rollout."""
         every = [rollout.action_rewards for rollout in self.rollouts]
         return np.concatenate([rewards for rewards in every if rewards is not None])
 
     def compare_all_actions(self, reward_scale: float, *, keeps_all: bool) -> None:
-        """Advantages without a critic; of every action, too, if they are kept."""
+        """Compute advantages without a critic; those of every action too, if they are kept."""
         probabilities = self.old_log_probs.exp().numpy().astype(np.float64)
         every = all_action_advantages(self.action_rewards * reward_scale, probabilities)
         self.advantages = every[np.arange(len(every)), self.tensors["actions"].numpy()]
@@ -249,7 +249,7 @@ class _Draft:
             self.action_advantages_square = float((probabilities * every**2).sum())
 
     def group(self, normalisation: Normalisation) -> Group:
-        """Tensors, with advantages normalised."""
+        """The decisions as tensors, with normalised advantages."""
         advantages = (self.advantages - normalisation.advantage_mean) / normalisation.advantage_deviation
         every = self.action_advantages
         return Group(
@@ -262,11 +262,11 @@ class _Draft:
         )
 
     def segments(self, group: Group, normalisation: Normalisation) -> list[Segment]:
-        """The critic's stretches of time, with returns normalised."""
-        if not self.stretches:
+        """The critic's segments, with normalised returns."""
+        if not self.critic_values:
             return []
-        old_values = [values for stretch in self.stretches for values in stretch.values]
-        hiddens = [hidden for stretch in self.stretches for hidden in stretch.hiddens]
+        old_values = [values for critic in self.critic_values for values in critic.values]
+        hiddens = [hidden for critic in self.critic_values for hidden in critic.hiddens]
         returns = _float32((self.returns - normalisation.return_mean) / normalisation.return_scale)
         # Numbers and not slices: those would give views, which are not aligned.
         rows = torch.split(torch.arange(len(returns)), [len(values) for values in old_values])
@@ -278,7 +278,7 @@ class _Draft:
 
 
 def _by_group(groups: Sequence[Group], chosen: Tensor) -> list[tuple[Group, Tensor]]:
-    """The chosen decisions, numbered through the groups: each group with its rows."""
+    """The chosen decisions, numbered through the groups: each group that has some, with its rows."""
     if len(groups) == 1:
         return [(groups[0], chosen)]
     parts, first = [], 0

@@ -27,7 +27,7 @@ VALIDATION_SHARE = 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class CloningReport:
-    """How well it went; accuracies on decisions that were not trained on."""
+    """Losses and accuracies of the cloning; accuracies are on decisions that were not trained on."""
 
     train_loss: float
     accuracy: float
@@ -60,7 +60,7 @@ class DemonstrationSet:
     def __init__(
         self, demonstrations: Demonstrations, prior: Prior, decisions: NDArray[np.int64] | None = None
     ) -> None:
-        """All of them, or the given decisions only."""
+        """Take all demonstrations, or only the given decisions."""
         chosen = np.arange(len(demonstrations)) if decisions is None else np.sort(decisions)
         sizes = demonstrations.num_replicas[chosen]
         self._groups = [_group(demonstrations, prior, chosen[sizes == size]) for size in np.unique(sizes)]

@@ -50,7 +50,7 @@ class Actor:
 
     @property
     def kernel_weights(self) -> tuple[Float32Array, ...]:
-        """What `forward` goes by, after features and prior."""
+        """The weights that `forward` takes after features and prior."""
         return self._arrays
 
     def logits(self, replicas: Float32Array, request: Float32Array, prior_logits: Float32Array) -> Float32Array:
@@ -61,7 +61,7 @@ class Actor:
         return logits
 
     def _arranged(self) -> tuple[Float32Array, ...]:
-        """The weights as [inputs, outputs], those of the head as [outputs, inputs]; and the vectors as rows."""
+        """The weights as `forward` wants them: [inputs, outputs], the head's [outputs, inputs], vectors as rows."""
         weights, hidden = self.weights, int(self.shape["hidden_size"])
         # Gain and bias of the first normalisation go into the layer after it.
         gain, bias = weights["projection.0.weight"], weights["projection.0.bias"]

@@ -120,7 +120,7 @@ class ActorCritic(nn.Module):
         nn.init.zeros_(self.actor_head.bias)
 
     def encode(self, replicas: Tensor, request: Tensor) -> Tensor:
-        """[batch, replicas, pooled]: each replica's encoding beside what is known of the others."""
+        """Encodings [batch, replicas, pooled]: each replica's own and what is pooled over the others."""
         batch, num_replicas, _ = replicas.shape
         if self.shape.flat_replicas:
             encoded: Tensor = self.projection(torch.cat((replicas.reshape(batch, -1), request), dim=-1))
@@ -134,7 +134,7 @@ class ActorCritic(nn.Module):
         return torch.cat((encoded, pooled[:, None, :].expand(batch, num_replicas, pooled.shape[-1])), dim=-1)
 
     def logits(self, encoded: Tensor, prior_logits: Tensor) -> Tensor:
-        """[batch, replicas]: the prior plus the learned residual."""
+        """Logits [batch, replicas]: the prior plus the learned residual."""
         residual: Tensor = self.actor_head(self.actor_branch(encoded))
         residual = residual[:, 0, :] if self.shape.flat_replicas else residual.squeeze(-1)
         return prior_logits + residual
@@ -162,7 +162,7 @@ class ActorCritic(nn.Module):
 
     @torch.no_grad()
     def attention_summary(self, replicas: Tensor, request: Tensor) -> dict[str, float]:
-        """Where replicas look, averaged over states and replicas; empty without attention."""
+        """Statistics of the attention weights, averaged over states and replicas; empty without attention."""
         weights = self.attention_weights(replicas, request)
         if weights is None:
             return {}
@@ -174,7 +174,7 @@ class ActorCritic(nn.Module):
         }
 
     def attention_weights(self, replicas: Tensor, request: Tensor) -> Tensor | None:
-        """[batch, replicas, replicas], averaged over heads; None without attention. For the record, not for acting."""
+        """Attention [batch, replicas, replicas], averaged over heads; None without attention. For the record only."""
         if self.attention is None:
             return None
         spread = request[:, None, :].expand(*replicas.shape[:2], request.shape[-1])
@@ -200,5 +200,5 @@ class TorchActor:
 
 
 def actor_of(network: ActorCritic) -> Actor | TorchActor:
-    """What decides with the network's present weights: a copy of them, unless the network has attention."""
+    """An actor with the network's present weights: a copy of them, unless the network has attention."""
     return TorchActor(network) if network.shape.attention_heads else Actor.from_network(network)

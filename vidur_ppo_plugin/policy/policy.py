@@ -56,7 +56,7 @@ class Observer:
         self.prior = prior
 
     def observe(self, snapshot: ClusterSnapshot, request: RequestInfo) -> Observed:
-        """What is seen of all replicas; advances the trends."""
+        """The observation of all replicas; advances the trends."""
         snapshot = snapshot.showing(self.features.num_waiting_slots)
         logits = masked(self.prior.logits(self.prior.cost(snapshot, request)), snapshot.available)
         return Observed(self.features.observe(snapshot, request), logits, None)
@@ -67,7 +67,7 @@ class Observer:
 
 
 class Policy(Observer):
-    """A router that was learned, or is being learned."""
+    """A router that is learned: features, prior and actor."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Policy(Observer):
     def load(
         cls, path: Path, *, rng: random.Random, delay_model: DelayModel, tail_preference: float | None = None
     ) -> "Policy":
-        """From an .npz file that `vidur-ppo export` wrote; ValueError naming it if it cannot be used.
+        """A policy from an .npz file that `vidur-ppo export` wrote; ValueError naming it if it cannot be used.
 
         `tail_preference`: what the policy is asked for, from 0 (the mean) to 1 (the tail); None for the usual.
         """
@@ -118,7 +118,7 @@ class Policy(Observer):
     def observe(
         self, snapshot: ClusterSnapshot, request: RequestInfo, allowed: NDArray[np.bool_] | None = None
     ) -> Observed:
-        """What the policy sees, of all replicas or of the candidates; `allowed`: who may be chosen, None for all."""
+        """The policy's observation of all replicas or of the candidates; `allowed`: who may be chosen, None for all."""
         snapshot = snapshot.showing(self.num_waiting_slots)
         cost = self.prior.cost(snapshot, request)
         if snapshot.available is not None:
@@ -150,7 +150,7 @@ class Policy(Observer):
         return logits
 
     def best(self, logits: list[float]) -> int:
-        """Index of the largest; of several equal ones each is equally likely."""
+        """Index of the largest logit; of several equal ones each is equally likely."""
         highest = max(logits)
         if logits.count(highest) == 1:
             return logits.index(highest)
@@ -181,7 +181,7 @@ class Policy(Observer):
 
 
 def masked(logits: Float32Array, allowed: NDArray[np.bool_] | None) -> Float32Array:
-    """The prior's logits with replicas that must not be chosen out of the question."""
+    """The prior's logits, with `MASKED` for replicas that must not be chosen."""
     return logits if allowed is None else np.where(allowed, logits, MASKED)
 
 
@@ -197,7 +197,7 @@ def features_of(metadata: dict[str, Any], source: str, tail_preference: float | 
 
 
 def _both(allowed: NDArray[np.bool_], available: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """A limit of ours yields to what replicas take: if nothing satisfies both, whatever is available."""
+    """Replicas that are both allowed and available; if there are none, those that are available."""
     both = allowed & available
     return both if both.any() else available
 

@@ -31,22 +31,22 @@ class Pretrained:
 
     @property
     def checkpoint(self) -> Path:
-        """For `ppo_modular`."""
+        """The checkpoint, for `ppo_modular`."""
         return self.directory / f"{self.name}.ckpt"
 
     @property
     def policy(self) -> Path:
-        """For `policy.actor.Actor`."""
+        """The numpy file, for `policy.actor.Actor`."""
         return self.directory / f"{self.name}.npz"
 
     @property
     def metadata_file(self) -> Path:
-        """JSON."""
+        """The JSON file with the metadata."""
         return self.directory / f"{self.name}.json"
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """What is known of it."""
+        """How the policy was trained and what was measured."""
         try:
             metadata: dict[str, Any] = json.loads(self.metadata_file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
@@ -55,11 +55,11 @@ class Pretrained:
 
     @property
     def num_bytes(self) -> int:
-        """Of checkpoint and numpy file together."""
+        """Size of checkpoint and numpy file together, in bytes."""
         return self.checkpoint.stat().st_size + self.policy.stat().st_size
 
     def verify(self) -> dict[str, Any]:
-        """The metadata, if both files are the ones that it describes."""
+        """The metadata, after checking that both files are the ones it describes; PretrainedError if not."""
         metadata = self.metadata
         for file, key in ((self.checkpoint, "checkpoint_sha256"), (self.policy, "policy_sha256")):
             try:
@@ -72,7 +72,7 @@ class Pretrained:
 
 
 def names() -> list[str]:
-    """Of all policies that came with the package."""
+    """Names of all policies that came with the package."""
     return sorted(path.stem for path in DIRECTORY.glob("*.json"))
 
 
@@ -82,5 +82,5 @@ def find(name: str | Path) -> Pretrained | None:
 
 
 def sha256(file: Path) -> str:
-    """Of a file's content, in hexadecimal."""
+    """SHA-256 of a file's content, in hexadecimal."""
     return hashlib.sha256(file.read_bytes()).hexdigest()

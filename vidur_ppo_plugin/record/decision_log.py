@@ -24,8 +24,8 @@ class RecordError(ValueError):
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What came of a decision. Times are from the request's arrival; None where it never got so far."""
+class LoggedOutcome:
+    """The outcome of a decision. Times are from the request's arrival, in seconds; None where it never got so far."""
 
     #: ok, failed (the backend did), rejected (the backend refused the request), or gone (the client went away).
     status: str
@@ -37,7 +37,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class LoggedDecision:
-    """One line."""
+    """One line of a record: a decision and its outcome."""
 
     number: int
     snapshot: ClusterSnapshot
@@ -48,7 +48,7 @@ class LoggedDecision:
     is_explored: bool
     is_fallback: bool
     backends: tuple[str, ...]
-    outcome: Outcome
+    outcome: LoggedOutcome
 
 
 def header_line(**facts: Any) -> str:
@@ -57,7 +57,7 @@ def header_line(**facts: Any) -> str:
 
 
 def decision_line(decision: LoggedDecision) -> str:
-    """A line for a decision."""
+    """The line of a decision."""
     snapshot, request = decision.snapshot, decision.request
     available = snapshot.available
     return _line(
@@ -153,7 +153,7 @@ def _decision(entry: dict[str, Any]) -> LoggedDecision:
         is_explored=entry["explored"],
         is_fallback=entry["fallback"],
         backends=tuple(entry["backends"]),
-        outcome=Outcome(**entry["outcome"]),
+        outcome=LoggedOutcome(**entry["outcome"]),
     )
     if not 0 <= decision.action < snapshot.num_replicas:
         raise ValueError(f"action must be in 0 ... {snapshot.num_replicas - 1}, got {decision.action}")

@@ -31,7 +31,7 @@ class Distribution:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Distribution":
-        """Of a sample; all NaN if it is empty."""
+        """Mean and percentiles of a sample; all NaN if it is empty."""
         if len(values) == 0:
             return cls(*[float("nan")] * 4)
         array = np.asarray(values)
@@ -40,8 +40,8 @@ class Distribution:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """A whole run."""
+class RunOutcome:
+    """A whole run: its requests, and what the summary needs besides."""
 
     scheduler: str
     num_replicas: int
@@ -83,7 +83,7 @@ class Outcome:
         return [placed.count(index) / max(1, len(placed)) for index in range(self.num_replicas)]
 
 
-def format_summary(outcome: Outcome) -> str:
+def format_summary(outcome: RunOutcome) -> str:
     """The result of a run as a table for people."""
     completed, duration_s = outcome.completed, outcome.duration_s
     tokens = sum(r.decode_tokens for r in completed)

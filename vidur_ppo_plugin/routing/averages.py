@@ -26,13 +26,13 @@ def moved_average(mean: float, value: float) -> float:
 
 @compilable
 def decayed_rate(rate_per_s: float, updated_s: float, now_s: float) -> float:
-    """A rate as of `now_s` that was so much at `updated_s`, if nothing has happened since."""
+    """An event rate as of `now_s` that was `rate` at `updated_s`, if nothing has happened since."""
     return rate_per_s * math.exp((updated_s - now_s) / RATE_WINDOW_S)
 
 
 @compilable
 def counted_rate(rate_per_s: float, updated_s: float, now_s: float) -> float:
-    """A rate after one more event, at `now_s`."""
+    """An event rate at `now_s`, after one more event."""
     return decayed_rate(rate_per_s, updated_s, now_s) + 1.0 / RATE_WINDOW_S
 
 

@@ -27,7 +27,7 @@ _to_register: list[tuple[Callable[..., Any], dict[str, Any]]] = []
 
 
 def compilable(function: _Function, *, fastmath: Any = False) -> _Function:
-    """The function as it is, which compiled functions may call."""
+    """The function itself, which compiled functions may call."""
     _to_register.append((function, {"error_model": _ERROR_MODEL, "fastmath": fastmath}))
     return function
 

@@ -44,5 +44,5 @@ class DelayModel:
 
     @property
     def constants(self) -> tuple[float, float, float]:
-        """What `heuristics.shortest_delay` goes by."""
+        """The constants that `heuristics.shortest_delay` takes."""
         return self.prefill_s_per_token, self.iteration_s_per_request, self.iteration_s_per_context_token

@@ -48,7 +48,7 @@ class FeatureScales:
 
 @dataclass(frozen=True)
 class Observation:
-    """What the policy gets: [replicas, features], [features of request and cluster], and the prior's costs."""
+    """What the policy sees: [replicas, features], [features of request and cluster], and the prior's costs."""
 
     replicas: Float32Array
     request: Float32Array
@@ -159,7 +159,7 @@ def _levels(values: Any, inverse_scales: Any) -> Any:
 
 @compilable
 def _log1p(value: float) -> float:
-    """Most figures of an idle replica are 0, whose logarithm need not be computed."""
+    """log1p of figures, most of which are 0 for an idle replica and need no logarithm."""
     return math.log1p(value) if value != 0.0 else 0.0
 
 
@@ -223,7 +223,7 @@ class FeatureTable:
 
     @classmethod
     def of(cls, definition: Mapping[str, Any], tail_preference: float | None = None) -> "FeatureTable":
-        """The table of a `definition`; `tail_preference`: None for the usual."""
+        """The table of a `definition`; `tail_preference`: None for the default."""
         return cls(
             num_waiting_slots=definition["num_waiting_slots"],
             trend_window=definition["trend_window"],
@@ -248,7 +248,7 @@ class FeatureTable:
 
     @property
     def kernel_constants(self) -> tuple[FloatArray, FloatArray, float]:
-        """What `observe` goes by: inverse scales of levels and of slots, weight of the newest in moving averages."""
+        """Constants that `observe` takes: inverse scales of levels and of slots, weight of the newest in averages."""
         return self._inverse_scales, self._inverse_slot_scales, self._ema_weight
 
     @property

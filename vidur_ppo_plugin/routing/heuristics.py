@@ -170,7 +170,7 @@ class Heuristic:
     def constants(
         self, delay_model: DelayModel | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[float, ...]:
-        """What the cost goes by; options that are not given have their defaults."""
+        """The constants that the cost takes; options that are not given have their defaults."""
         given = dict(options or {})
         if self.has_delay_model:
             if delay_model is None:
@@ -183,7 +183,7 @@ class Heuristic:
         return (*numbers, *(0.0,) * (_NUM_CONSTANTS - len(numbers)))
 
     def bind(self, delay_model: DelayModel | None = None, options: Mapping[str, Any] | None = None) -> Cost:
-        """The cost as a function of snapshot and request."""
+        """The cost as a function of snapshot and request, with these options."""
         constants = self.constants(delay_model, options)
         cost = self._compiled if self.is_compiled else self.cost
 
@@ -314,7 +314,7 @@ TEACHERS = (*STOCK, *(heuristic.name for heuristic in _TABLE if heuristic.is_tea
 
 @compilable
 def costs_of(kind: int, values: Any, facts: Any, constants: Any) -> Any:
-    """The costs of the heuristic of a kind that can be a prior, for compiled code; zeros of any other."""
+    """Costs of a heuristic that can be a prior, by its kind, for compiled code; zeros for any other kind."""
     if kind == _LEAST_WORK:
         return least_work(values, facts, constants)
     costs = np.zeros(values.shape[1])

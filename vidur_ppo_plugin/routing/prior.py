@@ -25,7 +25,7 @@ _NO_KIND = -1
 
 
 class PriorRules(NamedTuple):
-    """What `prior_logits` goes by: a heuristic, its constants, and how its costs become logits."""
+    """Parameters of `prior_logits`: a heuristic, its constants, and how its costs become logits."""
 
     kind: int
     is_logarithmic: bool
@@ -36,13 +36,13 @@ class PriorRules(NamedTuple):
 
 @compilable
 def linear_logit(gain: Any, weight: float, unit: float) -> Any:
-    """In proportion to the gain: what the best replica costs less (so none is above 0)."""
+    """A logit in proportion to the gain, which is what the best replica costs less (so no logit is above 0)."""
     return gain * (weight / unit)
 
 
 @compilable
 def log_logits(gains: Any, weight: float, unit: float) -> Any:
-    """By the logarithm of the gains, which are as in `linear_logit`."""
+    """Logits from the logarithm of the gains; `gains` are those of `linear_logit`."""
     logits = np.empty(len(gains), np.float32)
     for i in range(len(gains)):
         logits[i] = -weight * math.log1p(-gains[i] / unit)
@@ -54,7 +54,7 @@ _log_logits_compiled = compiled(log_logits)
 
 @compilable
 def prior_logits(values: Any, facts: Any, rules: Any) -> Any:
-    """The logits of a snapshot's figures, for compiled code; `facts`: as costs get them."""
+    """The prior's logits from a snapshot's figures, for compiled code; `facts` are those that costs take."""
     gains = costs_of(rules.kind, values, facts, rules.constants)
     lowest = gains.min()
     for i in range(len(gains)):
@@ -82,7 +82,7 @@ class Prior:
 
     @property
     def rules(self) -> PriorRules:
-        """What compiled code goes by."""
+        """The rules that compiled code takes."""
         kind = _NO_KIND if self._heuristic is None else KIND[self._heuristic.name]
         heuristic = self._heuristic or HEURISTICS["least_outstanding"]
         constants = heuristic.constants(self._delay_model)

@@ -64,7 +64,7 @@ class CostRouter:
         return choose(self._costs(snapshot, request), self._rng)
 
     def scored(self, snapshot: ClusterSnapshot, request: RequestInfo) -> Scored:
-        """The replica that a call would give, and minus the costs."""
+        """The replica that a call would give, with minus its costs as scores."""
         cost = self._costs(snapshot, request)
         return Scored(choose(cost, self._rng), -cost)
 
@@ -76,7 +76,7 @@ class CostRouter:
 
 
 def _next_available(router: Router) -> Router:
-    """Vidur's own know nothing of drained replicas: as a load balancer would, take the next one that is open."""
+    """A stock router, but where it takes a drained replica, of which it knows nothing, the next one that is open."""
 
     def route(snapshot: ClusterSnapshot, request: RequestInfo) -> int:
         replica = router(snapshot, request)
@@ -88,7 +88,7 @@ def _next_available(router: Router) -> Router:
 
 
 class _RoundRobin:
-    """Replicas in turn."""
+    """Takes the replicas in turn."""
 
     def __init__(self) -> None:
         self._counter = -1

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from .deciding import Decider
+from .decider import Decider
 from .fleet import Backend, Fleet
 from .http import ClientGoneError, HttpError, Receive, Scope, Send, answer, is_authorised, read_body
 from .monitor import Monitor

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
-from .deciding import Decider
+from .decider import Decider
 from .endpoints import ENDPOINTS, model_in, named_model
 from .fleet import Fleet, NoBackendError
 from .generation import Generation, Job
@@ -24,7 +24,7 @@ from .http import (
     read_body,
 )
 from .instruments import Instruments
-from .passing import pass_through
+from .pass_through import pass_through
 from .settings import ServeSettings
 from .targets import OWN_PATHS, PassPaths
 from .upstream import Upstream
@@ -163,7 +163,7 @@ class Proxy:
             max_tokens=endpoint.output_limit(parsed),
             arrived_at_s=arrived_at_s,
             request_id=self._request_id(scope),
-            followed_answer=endpoint.followed_answer(parsed),
+            previous_response=endpoint.previous_response(parsed),
         )
         await self._while_connected(scope, receive, self._generation.run, job)
 
@@ -184,7 +184,7 @@ class Proxy:
             self._request_id(scope),
             self._clock,
             model_in(body) if scope["method"] == "POST" else "",
-            self._generation.kept_answers.backend_of(scope["path"]),
+            self._generation.stored_responses.backend_of(scope["path"]),
         )
 
     async def _while_connected(self, scope: Scope, receive: Receive, work: Callable[..., Any], *arguments: Any) -> None:

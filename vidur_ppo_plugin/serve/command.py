@@ -19,8 +19,8 @@ class Serve(ServeSettings):
     def execute(self, overrides: list[str]) -> int:
         """Serve until told to stop."""
         try:
+            from .event_loop import run_in_loop
             from .router import run
-            from .running import run_in_loop
         except ImportError as error:
             print(f"error: serving needs more: pip install 'vidur-ppo-plugin[serve]' ({error})", file=sys.stderr)
             return 2

@@ -25,7 +25,7 @@ _ID_WITHIN_BYTES = 4096
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One path."""
+    """A path whose requests are placed, and how to read them and their answers."""
 
     path: str
     #: Fields of the body that hold the prompt: texts, messages, or token ids.
@@ -43,7 +43,7 @@ class Endpoint:
     keeps_answers: bool = False
 
     def prompt_size(self, body: dict[str, Any], num_bytes: int) -> PromptSize:
-        """How long the prompt of a body of so many bytes is."""
+        """The size of the prompt in a body of so many bytes."""
         return prompt_size(body, prompt=self.prompt, schemas=self.schemas, num_bytes=num_bytes)
 
     def output_limit(self, body: dict[str, Any]) -> int | None:
@@ -61,16 +61,16 @@ class Endpoint:
         return self.token_mark is not None and body.get("stream") is True
 
     def counter(self) -> StreamCounter:
-        """Counts the tokens of one answer."""
+        """A counter of the tokens of one answer."""
         return StreamCounter(self.usage, self.token_mark or b"\n\n")
 
-    def followed_answer(self, body: dict[str, Any]) -> str:
-        """The identifier of the answer that a request goes on from; empty if from none."""
+    def previous_response(self, body: dict[str, Any]) -> str:
+        """The identifier of the stored response that a request goes on from; empty if there is none."""
         followed = body.get("previous_response_id") if self.keeps_answers else None
         return followed if isinstance(followed, str) else ""
 
-    def answer_id(self, beginning: bytes) -> str:
-        """The identifier in the beginning of an answer that the backend keeps; empty if there is none."""
+    def response_id(self, beginning: bytes) -> str:
+        """The identifier of a stored response, read from the beginning of its answer; empty if there is none."""
         found = _ANSWER_ID.search(beginning, 0, _ID_WITHIN_BYTES) if self.keeps_answers else None
         return found[1].decode("utf-8", "replace") if found is not None else ""
 

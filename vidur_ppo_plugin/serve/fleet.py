@@ -14,7 +14,7 @@ logger = logging.getLogger(__name__)
 
 
 class Backend:
-    """One server."""
+    """One vLLM server, and what the router knows of its health."""
 
     def __init__(self, url: str, replica: Replica, breaker: CircuitBreaker) -> None:
         self.url = url
@@ -40,7 +40,7 @@ class Backend:
         return self.models is None or model in self.models
 
     def describe(self, now_s: float) -> dict[str, object]:
-        """For people and for the admin paths."""
+        """State of the backend as plain values, for people and for the admin paths."""
         return {
             "url": self.url,
             "is_up": self.is_up,
@@ -53,7 +53,7 @@ class Backend:
 
 
 class NoBackendError(Exception):
-    """No backend can take a request; `is_busy`: because they have enough of them."""
+    """No backend can take a request; `is_busy`: because all that could are full."""
 
     def __init__(self, is_busy: bool) -> None:
         super().__init__("all backends are busy" if is_busy else "no backend is available")
@@ -61,7 +61,7 @@ class NoBackendError(Exception):
 
 
 class Fleet:
-    """All backends; told what happens to each."""
+    """All backends; told what happens to each of them."""
 
     def __init__(self, source: VllmReplicaSource, *, max_in_flight: int, breaker_failures: int) -> None:
         self.source = source
@@ -70,7 +70,7 @@ class Fleet:
         self._breaker_failures = breaker_failures
 
     def add(self, url: str, speed_factor: float = 1.0) -> Backend:
-        """A backend more; SettingsError if the address is none, ValueError if it is there already."""
+        """Add a backend; SettingsError if the address is not valid, ValueError if it is there already."""
         url = check_url(url)
         if any(backend.url == url for backend in self.backends):
             raise ValueError(f"backend {url} is there already")
@@ -80,7 +80,7 @@ class Fleet:
         return backend
 
     def find(self, url: str) -> Backend:
-        """By its address; ValueError if there is none."""
+        """The backend with an address; ValueError if there is none."""
         wanted = check_url(url)
         for backend in self.backends:
             if backend.url == wanted:
@@ -127,17 +127,17 @@ class Fleet:
         return max(1, min(60, math.ceil(0.1 * in_flight / max(rate_per_s, 0.01))))
 
     def on_connect_failure(self, backend: Backend) -> None:
-        """Nobody listens: no need to wait for the health check."""
+        """A connection was refused: the backend is down, no need to wait for the health check."""
         self.set_down(backend, "does not accept connections")
 
     def set_down(self, backend: Backend, why: str) -> None:
-        """No more requests until it answers a health check."""
+        """Send nothing more to a backend until it answers a health check."""
         if backend.is_up:
             backend.is_up = False
             logger.warning("backend %s is down: it %s", backend.name, why)
 
     def set_up(self, backend: Backend) -> None:
-        """It answers."""
+        """The backend answers its health checks again."""
         backend.failed_checks = 0
         if not backend.is_up:
             backend.is_up = True

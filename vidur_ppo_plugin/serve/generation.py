@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from vidur_ppo_plugin.record.decision_log import LoggedDecision, Outcome
+from vidur_ppo_plugin.record.decision_log import LoggedDecision, LoggedOutcome
 from vidur_ppo_plugin.routing.snapshot import RequestInfo
 
-from .deciding import Decider, Decision
+from .decider import Decider, Decision
 from .endpoints import ENDPOINTS, Endpoint
 from .fleet import Backend, Fleet, NoBackendError
 from .http import ABORT, ClientGoneError, HttpError, Scope, Send, header
 from .instruments import Instruments
-from .kept_answers import KeptAnswers
 from .prompts import PromptSize
-from .recording import RecordWriter
-from .source import Flight
+from .record_writer import RecordWriter
+from .source import RequestInFlight
+from .stored_responses import StoredResponses
 from .tokens import PromptCounter
 from .upstream import BROKEN, RETRIED_STATUS, Upstream, answered_headers
 
@@ -39,9 +39,9 @@ class Job:
     max_tokens: int | None
     arrived_at_s: float
     request_id: bytes
-    #: The kept answer that it goes on from; empty if from none.
-    followed_answer: str = ""
-    #: The backend that keeps that answer, if that is known.
+    #: The stored response that it goes on from; empty if from none.
+    previous_response: str = ""
+    #: The backend that stores it, if that is known.
     only_backend: Backend | None = None
     #: Whether the client has got something: then there is no other try.
     has_begun: bool = False
@@ -64,7 +64,7 @@ class _BackendError(Exception):
 class _Attempt:
     """One try of a job at one backend, and what was seen of it."""
 
-    def __init__(self, number: int, job: Job, decision: Decision, flight: Flight) -> None:
+    def __init__(self, number: int, job: Job, decision: Decision, flight: RequestInFlight) -> None:
         self.number = number
         self.job = job
         self.decision = decision
@@ -72,19 +72,19 @@ class _Attempt:
         self.backend = decision.backend
         self.counter = job.endpoint.counter()
         #: By which the client can ask for this answer later; empty if it cannot.
-        self.answer_id = ""
+        self.response_id = ""
         self.first_token_at_s: float | None = None
         self.status = "gone"
 
     @property
     def output_tokens(self) -> int:
-        """As the backend counts them, or as many as were seen."""
+        """Tokens of the output as the backend counts them; without its count, as many as were seen."""
         known = self.counter.completion_tokens
         return self.flight.num_tokens if known is None else known
 
 
 class Generation:
-    """Runs jobs."""
+    """Serves the requests whose backend the policy chooses."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Generation:
         self._clock = clock
         self._prompts = {path: PromptCounter() for path in ENDPOINTS}
         #: Where answers are that backends keep.
-        self.kept_answers = KeptAnswers()
+        self.stored_responses = StoredResponses()
         self._num_decisions = 0
         self._streaming: set[Job] = set()
 
@@ -136,9 +136,9 @@ class Generation:
                 raise failure.answer
 
     def _count_prompt(self, job: Job) -> int:
-        """Tokens of a prompt, with those of the answer that it goes on from, if the router knows where that is."""
+        """Tokens of a prompt, with those of the stored response that it goes on from, if the router knows that."""
         num_tokens = self._prompts[job.endpoint.path].count(job.model, job.size)
-        followed = self.kept_answers.find(job.followed_answer) if job.followed_answer else None
+        followed = self.stored_responses.find(job.previous_response) if job.previous_response else None
         if followed is None:
             return num_tokens
         job.only_backend = followed.backend
@@ -207,14 +207,14 @@ class Generation:
         backend.breaker.on_success()
 
     async def _relay_whole(self, attempt: _Attempt, answer: aiohttp.ClientResponse) -> None:
-        """An answer in one piece: read to its end before the client gets a byte, so that another try is possible."""
+        """Relay an answer in one piece, read to its end before the client gets a byte: another try is possible."""
         job = attempt.job
         body = await answer.read()
         attempt.first_token_at_s = now_s = self._clock()
         attempt.status = "ok" if answer.status == 200 else "rejected"
         if answer.status == 200 and not answer.headers.get("content-encoding"):
             attempt.counter.read_whole(body)
-            attempt.answer_id = job.endpoint.answer_id(body)
+            attempt.response_id = job.endpoint.response_id(body)
             missing = (attempt.counter.completion_tokens or 0) - attempt.flight.num_tokens
             if missing > 0:
                 self._source.on_tokens(attempt.flight, missing, now_s)
@@ -226,7 +226,7 @@ class Generation:
         await job.send({"type": "http.response.body", "body": body})
 
     async def _stream(self, attempt: _Attempt, answer: aiohttp.ClientResponse) -> None:
-        """Pieces as they come. Nothing is sent before the first one: until then another backend can take over."""
+        """Relay pieces as they come. Nothing is sent before the first one: until then another backend can take over."""
         job, send, source, flight = attempt.job, attempt.job.send, self._source, attempt.flight
         feed, clock, content = attempt.counter.feed, self._clock, answer.content
         has_named_events = job.endpoint.has_named_events
@@ -271,9 +271,9 @@ class Generation:
         await job.send({"type": "http.response.body", "body": b""})
 
     def _on_first_piece(self, attempt: _Attempt, piece: bytes) -> None:
-        attempt.answer_id = attempt.job.endpoint.answer_id(piece)
-        if attempt.answer_id:  # the client may ask for it before it is complete
-            self.kept_answers.add(attempt.answer_id, attempt.backend, 0)
+        attempt.response_id = attempt.job.endpoint.response_id(piece)
+        if attempt.response_id:  # the client may ask for it before it is complete
+            self.stored_responses.add(attempt.response_id, attempt.backend, 0)
 
     # --- What came of it ---
 
@@ -305,9 +305,9 @@ class Generation:
             self._instruments.latency_seconds.observe(now_s - job.arrived_at_s)
             self._instruments.output_tokens.inc(tokens)
             prompt_tokens = attempt.counter.prompt_tokens
-            if attempt.answer_id:
-                self.kept_answers.add(attempt.answer_id, backend, (prompt_tokens or 0) + tokens)
-            if prompt_tokens is not None and not job.followed_answer:
+            if attempt.response_id:
+                self.stored_responses.add(attempt.response_id, backend, (prompt_tokens or 0) + tokens)
+            if prompt_tokens is not None and not job.previous_response:
                 self._prompts[job.endpoint.path].learn(job.model, job.size, prompt_tokens)
         if self._record is not None:
             self._record.add(self._logged(attempt, now_s, tokens))
@@ -324,7 +324,7 @@ class Generation:
             is_explored=decision.is_explored,
             is_fallback=decision.is_fallback,
             backends=tuple(member.name for member in decision.members),
-            outcome=Outcome(
+            outcome=LoggedOutcome(
                 status=attempt.status,
                 latency_s=now_s - job.arrived_at_s if attempt.status == "ok" else None,
                 ttft_s=first_s - job.arrived_at_s if first_s is not None and job.is_streaming else None,
@@ -345,4 +345,4 @@ class Generation:
 
 
 def _do_nothing() -> None:
-    """Where the server offers no way to cut a connection."""
+    """Stands in where the server offers no way to cut a connection."""

@@ -54,12 +54,12 @@ class HttpError(Exception):
 
     @property
     def body(self) -> bytes:
-        """The error as JSON."""
+        """The error as a JSON body."""
         error = {"message": self.message, "type": self.kind, "param": None, "code": self.status}
         return json.dumps({"error": error}).encode()
 
     async def send(self, send: Send) -> None:
-        """Answer with it."""
+        """Send the error as the answer."""
         extra = [(b"retry-after", str(self.retry_after_s).encode())] if self.retry_after_s else []
         if self.allow:
             extra.append((b"allow", self.allow))
@@ -76,7 +76,7 @@ async def answer(
     kind: bytes = b"application/json",
     extra: Iterable[tuple[bytes, bytes]] = (),
 ) -> None:
-    """A whole answer."""
+    """Send a whole answer."""
     headers = [(b"content-type", kind), (b"content-length", str(len(body)).encode()), *extra]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -62,7 +62,7 @@ class Instruments:
         self.output_tokens = Counter("vidur_ppo_output_tokens", "Tokens sent to clients.", registry=registry)
 
     def page(self) -> bytes:
-        """What a scrape gets."""
+        """The text of the metrics page."""
         return generate_latest(self.registry)
 
     def forget(self, backend: str) -> None:

@@ -43,13 +43,13 @@ class Monitor:
         self._headers = {} if key is None else {"authorization": f"Bearer {key.decode('latin-1')}"}
 
     def _get(self, backend: Backend, path: str) -> Any:
-        """A page of a backend, as a context; redirects are not followed, the key is for the backend alone."""
+        """A page of a backend, as a context manager; redirects are not followed, the key is for the backend alone."""
         return self._session.get(
             f"{backend.url}{path}", timeout=self._timeout, headers=self._headers, allow_redirects=False
         )
 
     def watch(self, backend: Backend) -> None:
-        """Begin to look after a backend."""
+        """Begin to watch a backend."""
         self._tasks[backend] = [
             asyncio.create_task(self._repeat(backend, self._check_health, self._health_interval)),
             asyncio.create_task(self._repeat(backend, self._read_metrics, lambda _: self._settings.poll_interval)),
@@ -57,7 +57,7 @@ class Monitor:
         ]
 
     async def forget(self, backend: Backend) -> None:
-        """Look after it no longer."""
+        """Stop watching a backend."""
         tasks = self._tasks.pop(backend, [])
         for task in tasks:
             task.cancel()
@@ -65,11 +65,11 @@ class Monitor:
         self._instruments.forget(backend.name)
 
     async def first_look(self, backend: Backend) -> None:
-        """Ask once and wait for the answer, before the first request comes."""
+        """Ask all backends once and wait for their answers, before the first request comes."""
         await asyncio.gather(self._check_health(backend), self._read_metrics(backend), self._read_models(backend))
 
     async def close(self) -> None:
-        """End."""
+        """Stop watching all backends."""
         for backend in list(self._tasks):
             await self.forget(backend)
 

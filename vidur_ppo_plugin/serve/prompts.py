@@ -37,7 +37,7 @@ _CHARACTERS_PER_NUMBER = 4
 
 @dataclass
 class PromptSize:
-    """How long a prompt is."""
+    """The size of a prompt: characters of text, and tokens known without reading it."""
 
     characters: int = 0
     messages: int = 0

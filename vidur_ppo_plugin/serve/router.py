@@ -19,13 +19,13 @@ from vidur_ppo_plugin.routing.snapshot import RequestInfo
 
 from .admin import Admin
 from .app import Proxy
-from .deciding import RECORDED_SLOTS, Chooser, Decider
+from .decider import RECORDED_SLOTS, Decider, NamedPolicy
 from .fleet import Fleet
 from .generation import Generation
 from .instruments import Instruments
 from .monitor import Monitor
 from .protocol import limited_protocol
-from .recording import RecordWriter
+from .record_writer import RecordWriter
 from .settings import ServeSettings, SettingsError
 from .source import VllmReplicaSource
 from .upstream import Upstream, open_session
@@ -40,17 +40,17 @@ class Router:
     """Everything that a running router has; build it, `start`, and `close` it, inside one event loop."""
 
     def __init__(self, settings: ServeSettings) -> None:
-        """SettingsError if something cannot be; nothing listens yet."""
+        """SettingsError if an option is not valid; nothing listens yet."""
         settings.check()
         self.settings = settings
         seed = random.SystemRandom().randrange(2**32) if settings.seed < 0 else settings.seed
         self.instruments = Instruments()
-        policy = Chooser("policy", settings.policy, seed=seed)
-        fallback = Chooser("fallback", settings.fallback, seed=seed)
+        policy = NamedPolicy("policy", settings.policy, seed=seed)
+        fallback = NamedPolicy("fallback", settings.fallback, seed=seed)
         if fallback.is_learned:
             raise SettingsError(f"--fallback must be a heuristic, got {settings.fallback!r}")
-        shadow = Chooser("shadow", settings.shadow, seed=seed) if settings.shadow else None
-        slots = max(chooser.num_waiting_slots for chooser in (policy, shadow) if chooser is not None)
+        shadow = NamedPolicy("shadow", settings.shadow, seed=seed) if settings.shadow else None
+        slots = max(one.num_waiting_slots for one in (policy, shadow) if one is not None)
         if settings.record:
             slots = max(slots, RECORDED_SLOTS)
         self.source = VllmReplicaSource(num_waiting_slots=slots)
@@ -72,14 +72,14 @@ class Router:
             explore=settings.explore,
             rng=random.Random(seed),
         )
-        self._warm_up([chooser for chooser in (policy, fallback, shadow) if chooser is not None])
+        self._warm_up([one for one in (policy, fallback, shadow) if one is not None])
         self.record = self._open_record(slots)
         self._servers: list[uvicorn.Server] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._session: aiohttp.ClientSession | None = None
         self.proxy: Proxy | None = None
 
-    def _check_size(self, policy: Chooser) -> None:
+    def _check_size(self, policy: NamedPolicy) -> None:
         size = int(getattr(policy.router, "num_replicas", 0))
         if size and size != len(self.settings.backend):
             raise SettingsError(
@@ -87,22 +87,22 @@ class Router:
                 f"{len(self.settings.backend)}"
             )
 
-    def _warm_up(self, choosers: list[Chooser]) -> None:
+    def _warm_up(self, policies: list[NamedPolicy]) -> None:
         """Decide once without consequences: what is compiled at its first use is compiled before the first request."""
         info = RequestInfo(1, 0.0)
         snapshot = self.source.snapshot(0.0)
-        for chooser in choosers:
+        for policy in policies:
             for available in (None, np.ones(snapshot.num_replicas, dtype=np.bool_)):
                 snapshot.available = available
-                state = getattr(chooser.router, "rng", None)
+                state = getattr(policy.router, "rng", None)
                 before = None if state is None else state.getstate()
                 with contextlib.suppress(FloatingPointError):
-                    if chooser.is_learned:
-                        chooser.choose(snapshot, info, [])
+                    if policy.is_learned:
+                        policy.choose(snapshot, info, [])
                 if state is not None:
                     state.setstate(before)
-            if hasattr(chooser.router, "reset"):
-                chooser.router.reset()
+            if hasattr(policy.router, "reset"):
+                policy.router.reset()
 
     def _open_record(self, slots: int) -> RecordWriter | None:
         settings = self.settings

@@ -23,7 +23,7 @@ PUBLIC_PATHS = (
 
 
 class SettingsError(ValueError):
-    """An option that cannot be; the message names it and says what would be right."""
+    """An option that is not valid; the message names it and says what would be right."""
 
 
 @dataclass
@@ -114,7 +114,7 @@ class ServeSettings:
         self.backend = [url for item in given for url in (item if isinstance(item, list) else [item])]
 
     def check(self) -> None:
-        """SettingsError if something cannot be."""
+        """SettingsError if an option is not valid."""
         if not self.backend:
             raise SettingsError("--backend must be given at least once, such as --backend http://127.0.0.1:8001")
         names = [check_url(url) for url in self.backend]
@@ -191,7 +191,7 @@ class ServeSettings:
 
 
 def check_url(url: str) -> str:
-    """The address of a backend in its usual form; SettingsError if it is none."""
+    """The address of a backend in its usual form; SettingsError if it is not valid."""
     parts = urlsplit(url)
     try:
         is_right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

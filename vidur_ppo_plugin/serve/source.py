@@ -42,8 +42,8 @@ _PROMPT_WEIGHT = 0.02
 
 
 @dataclass(frozen=True)
-class Assumed:
-    """What is assumed where backends do not say: vLLM's usual block, and the cache of an 80 GB device."""
+class Assumptions:
+    """Figures assumed where backends do not say: vLLM's usual block, and the cache of an 80 GB device."""
 
     kv_block_size: int = 16
     kv_blocks_total: int = 30_000
@@ -52,8 +52,8 @@ class Assumed:
     tbt_s: float = 0.03
 
 
-class Flight:
-    """A request on its way through one backend."""
+class RequestInFlight:
+    """A request on its way through one backend, and its progress."""
 
     __slots__ = ("is_hidden", "max_tokens", "num_tokens", "prompt_tokens", "replica", "sent_at_s", "started_at_s")
 
@@ -73,14 +73,14 @@ class Flight:
 class Replica:
     """What the router knows of one backend; numbers that a snapshot shows are in its column of `own`."""
 
-    def __init__(self, name: str, assumed: Assumed, speed_factor: float = 1.0) -> None:
+    def __init__(self, name: str, assumed: Assumptions, speed_factor: float = 1.0) -> None:
         self.name = name
         self.own = [0.0] * len(ROWS)
         self.own[_SPEED] = speed_factor
         self.own[_KV_TOTAL] = assumed.kv_blocks_total
         #: Requests that have shown no token yet, in the order they were sent.
-        self.unstarted: dict[Flight, None] = {}
-        self.hidden: dict[Flight, None] = {}
+        self.unstarted: dict[RequestInFlight, None] = {}
+        self.hidden: dict[RequestInFlight, None] = {}
         #: How many of the unstarted ones are thought to wait, rather than to be worked on.
         self.num_waiting = 0
         self.rate_updated_s = 0.0
@@ -108,9 +108,9 @@ class Replica:
 class VllmReplicaSource:
     """A `ReplicaSource` over backends that speak vLLM's API and metrics; times are seconds of one clock."""
 
-    def __init__(self, *, assumed: Assumed | None = None, num_waiting_slots: int = 0) -> None:
+    def __init__(self, *, assumed: Assumptions | None = None, num_waiting_slots: int = 0) -> None:
         """`num_waiting_slots`: how many waiting requests of each replica a snapshot shows one by one."""
-        self.assumed = assumed or Assumed()
+        self.assumed = assumed or Assumptions()
         self.replicas: list[Replica] = []
         self._num_waiting_slots = num_waiting_slots
         self._kv_block_size = self.assumed.kv_block_size
@@ -127,13 +127,13 @@ class VllmReplicaSource:
         return len(self.replicas)
 
     def add(self, name: str, speed_factor: float = 1.0) -> Replica:
-        """A backend more."""
+        """Add a replica."""
         replica = Replica(name, self.assumed, speed_factor)
         self.replicas.append(replica)
         return replica
 
     def remove(self, replica: Replica) -> None:
-        """A backend less; what is still on its way there may finish."""
+        """Remove a replica; requests on their way there may finish."""
         self.replicas.remove(replica)
 
     # --- What the router sends and sees ---
@@ -146,9 +146,9 @@ class VllmReplicaSource:
 
     def on_dispatch(
         self, replica: Replica, prompt_tokens: int, now_s: float, *, is_hidden: bool, max_tokens: int | None = None
-    ) -> Flight:
+    ) -> RequestInFlight:
         """A request was sent; `is_hidden`: its answer will come in one piece."""
-        flight = Flight(replica, prompt_tokens, now_s, is_hidden=is_hidden, max_tokens=max_tokens)
+        flight = RequestInFlight(replica, prompt_tokens, now_s, is_hidden=is_hidden, max_tokens=max_tokens)
         replica.own[_OUTSTANDING] += 1
         replica.own[_PREFILL] += prompt_tokens
         replica.own[_TYPICAL] = updated_typical_prompt(replica.own[_TYPICAL], prompt_tokens)
@@ -160,7 +160,7 @@ class VllmReplicaSource:
             replica.num_waiting = min(replica.num_waiting + 1, len(replica.unstarted) - 1)
         return flight
 
-    def on_tokens(self, flight: Flight, num_tokens: int, now_s: float) -> None:
+    def on_tokens(self, flight: RequestInFlight, num_tokens: int, now_s: float) -> None:
         """Tokens came back (or are thought to have been made)."""
         own = flight.replica.own
         if flight.started_at_s is None:
@@ -169,7 +169,7 @@ class VllmReplicaSource:
         own[_CONTEXT] += num_tokens
         own[_DECODED] += num_tokens
 
-    def _start(self, flight: Flight, now_s: float) -> None:
+    def _start(self, flight: RequestInFlight, now_s: float) -> None:
         replica = flight.replica
         flight.started_at_s = now_s
         replica.own[_PREFILL] -= flight.prompt_tokens
@@ -177,8 +177,8 @@ class VllmReplicaSource:
         del replica.unstarted[flight]
         replica.num_waiting = max(0, min(replica.num_waiting - 1, len(replica.unstarted)))
 
-    def on_end(self, flight: Flight, now_s: float, *, completed_tokens: int | None) -> None:
-        """A request is gone: completed with so many tokens, or (None) failed or given up."""
+    def on_end(self, flight: RequestInFlight, now_s: float, *, completed_tokens: int | None) -> None:
+        """A request has ended: completed with so many tokens, or (None) failed or given up."""
         replica, own = flight.replica, flight.replica.own
         own[_OUTSTANDING] -= 1
         replica.hidden.pop(flight, None)
@@ -198,7 +198,7 @@ class VllmReplicaSource:
         own[_RATE] = counted_rate(own[_RATE], replica.rate_updated_s, now_s)
         replica.rate_updated_s = now_s
 
-    def _take_token_time(self, flight: Flight, now_s: float, num_tokens: int) -> None:
+    def _take_token_time(self, flight: RequestInFlight, now_s: float, num_tokens: int) -> None:
         """Seen in a stream; of an answer in one piece, what the backend reports."""
         replica, own = flight.replica, flight.replica.own
         if num_tokens < 2 or flight.started_at_s is None or (flight.is_hidden and not replica.has_report):

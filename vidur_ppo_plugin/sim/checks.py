@@ -42,7 +42,7 @@ def command_line_problems(flat_config: Any) -> list[str]:
 
 
 def _check_scheduler(flags: Any, num_replicas: int) -> None:
-    """Its flags, and the files that they name."""
+    """Check a scheduler's flags, and the files that they name."""
     validate(flags)
     path = getattr(flags, "load_checkpoint", None)
     if path:

@@ -4,6 +4,7 @@
 """
 
 import inspect
+import textwrap
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
 from typing import Any, get_args, get_origin
@@ -11,7 +12,10 @@ from typing import Any, get_args, get_origin
 from vidur_ppo_plugin import _autoload
 from vidur_ppo_plugin.flags import flag_name
 
-_ROOM = "vidur_ppo_plugin.flags."
+# Where groups of flags are: in their room, and those of the heuristics with their table.
+_PLACES = ("vidur_ppo_plugin.flags.", "vidur_ppo_plugin.routing.heuristics")
+# How wide paragraphs are.
+_COLUMNS = 120
 _INTRODUCTION = """\
 # Flags
 
@@ -37,7 +41,8 @@ def docs() -> str:
         lines += ["", f"## {config_class.get_type()}"]
         for group in _groups(config_class):
             own = [item for item in fields(config_class) if item.name in inspect.get_annotations(group)]
-            lines += ["", f"**{_title(group)}.** {(group.__doc__ or '').strip()}", ""]
+            about = f"**{_title(group)}.** {(group.__doc__ or '').strip()}"
+            lines += ["", *textwrap.wrap(about, _COLUMNS, break_long_words=False, break_on_hyphens=False), ""]
             lines += ["| flag | type | default | range | meaning |", "|---|---|---|---|---|"]
             lines += [_row(config_class, item) for item in own]
     return "\n".join(lines) + "\n"
@@ -46,7 +51,7 @@ def docs() -> str:
 def _groups(config_class: type) -> Iterator[type]:
     """Our dataclasses that a config class is made of, in the order in which it names them."""
     for base in config_class.__mro__:
-        if base.__module__.startswith(_ROOM) and inspect.get_annotations(base):
+        if base.__module__.startswith(_PLACES) and inspect.get_annotations(base):
             yield base
 
 

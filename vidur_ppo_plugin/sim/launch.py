@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from vidur_ppo_plugin.record.outcome import Outcome, RequestOutcome
+from vidur_ppo_plugin.record.outcome import RequestOutcome, RunOutcome
 
 
-def run(arguments: Sequence[str], prepare: Callable[[Any, Any], None] | None = None) -> Outcome:
+def run(arguments: Sequence[str], prepare: Callable[[Any, Any], None] | None = None) -> RunOutcome:
     """Run Vidur with a command line; the hook must be installed (`_autoload.install`).
 
     `prepare(simulator, config)` is called before the first event.
@@ -33,7 +33,7 @@ def parse(arguments: Sequence[str]) -> Any:
         return SimulationConfig.create_from_cli_args()
 
 
-def run_simulator(simulator: Any, config: Any) -> Outcome:
+def run_simulator(simulator: Any, config: Any) -> RunOutcome:
     """Run a simulator that was just built, recording where each request goes."""
     # All requests are arrival events of the fresh queue; a preemption rewrites their lengths, so keep them.
     requests = [event._request for _, event in sorted(simulator._event_queue, key=lambda item: item[0][:2])]
@@ -56,7 +56,7 @@ def run_simulator(simulator: Any, config: Any) -> Outcome:
     simulator.scheduler.schedule = recording_schedule
     start_s = time.perf_counter()
     simulator.run()
-    return Outcome(
+    return RunOutcome(
         scheduler=str(config.cluster_config.global_scheduler_config.get_type()),
         num_replicas=len(replica_ids),
         wall_s=time.perf_counter() - start_s,
@@ -81,7 +81,7 @@ def run_simulator(simulator: Any, config: Any) -> Outcome:
 
 @contextmanager
 def _argv(argv: list[str]) -> Iterator[None]:
-    """Vidur's parser reads sys.argv and nothing else."""
+    """A context with these command-line arguments: Vidur's parser reads sys.argv and nothing else."""
     saved, sys.argv = sys.argv, argv
     try:
         yield

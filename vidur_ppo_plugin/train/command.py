@@ -15,7 +15,7 @@ from .engines import Engine, LocalEngine
 from .schema import ConfigError
 from .state import CHECKPOINT_DIRECTORY
 from .sweep import combinations, run_sweep
-from .trainer import Outcome, Trainer
+from .trainer import Trainer, TrainingResult
 
 #: Exit status of a run that Ctrl-C ended, as shells have it.
 INTERRUPTED = 130
@@ -70,8 +70,8 @@ def open_engine(
     return RayEngine(config, clusters, workers=workers, address=address)
 
 
-def write_outcome(outcome: Outcome, out: Path) -> None:
-    """How the run ended, and the seconds it took with the parts before it, for who uses it later."""
+def write_outcome(outcome: TrainingResult, out: Path) -> None:
+    """Write how the run ended, and its wall-clock seconds with the earlier parts, for whoever uses the run later."""
     before = read_outcome(out)
     values = {
         "reason": outcome.reason,
@@ -94,8 +94,8 @@ def read_outcome(out: Path) -> dict[str, Any] | None:
     return values
 
 
-def summary(outcome: Outcome, out: Path) -> str:
-    """What a run came to, for people."""
+def summary(outcome: TrainingResult, out: Path) -> str:
+    """The result of a run in words."""
     speed = outcome.decisions / max(outcome.wall_s, 1e-9)
     lines = [
         f"Trained on {outcome.decisions:,} decisions in {outcome.updates} updates; ended by: {outcome.reason} "
@@ -112,7 +112,7 @@ def summary(outcome: Outcome, out: Path) -> str:
     return "\n".join(lines)
 
 
-def _name(outcome: Outcome) -> str:
+def _name(outcome: TrainingResult) -> str:
     return checkpoint.LAST if outcome.best is None else checkpoint.BEST
 
 
@@ -154,7 +154,7 @@ def _require_ray() -> None:
 
 
 def _log_to(out: Path) -> None:
-    """What happens goes to standard error and into the run's directory."""
+    """Send the log to standard error and into the run's directory."""
     out.mkdir(parents=True, exist_ok=True)
     form = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
     handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr), logging.FileHandler(out / LOG_FILE)]

@@ -141,7 +141,7 @@ class TrainConfig:
 
     @property
     def decisions_per_update(self) -> int:
-        """Of all environments together."""
+        """Decisions that all environments together make for one update."""
         return self.environments * self.flags.rollout_len
 
     @property
@@ -152,12 +152,12 @@ class TrainConfig:
 
     @property
     def scenarios(self) -> list[str]:
-        """Names of all that training and evaluation have to do with, each once."""
+        """Names of all scenarios that training and evaluation use, each once."""
         return list(dict.fromkeys([*(part.scenario for part in self.mixture), *self.evaluated_scenarios]))
 
     @property
     def evaluated_scenarios(self) -> list[str]:
-        """Names, each once."""
+        """Names of the scenarios that evaluations use, each once."""
         return list(dict.fromkeys(self.evaluation.scenarios or [part.scenario for part in self.mixture]))
 
 
@@ -195,7 +195,7 @@ def parse_config(data: dict[str, Any]) -> TrainConfig:
 
 @functools.cache
 def scenario_of(name: str) -> Scenario:
-    """By its name or file, read once: a run has hundreds of episodes of each."""
+    """A scenario by its name or file, read once: a run has hundreds of episodes of each."""
     return find_scenario(name)
 
 
@@ -215,7 +215,7 @@ def look_ahead_of(config: TrainConfig, part: MixturePart, where: str = "look_ahe
 
 
 def replica_counts(config: TrainConfig) -> list[int]:
-    """Numbers of replicas that training and evaluation have to do with."""
+    """The numbers of replicas that occur in training and evaluation, in ascending order."""
     trained = {scenario.num_replicas for part in config.mixture for scenario in part_scenarios(part)}
     return sorted(trained | {scenario_of(name).num_replicas for name in config.evaluated_scenarios})
 

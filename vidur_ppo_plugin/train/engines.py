@@ -46,7 +46,7 @@ class InProcessEngine:
         return [self._worker.run(job, weights) for job in jobs]
 
     def close(self) -> None:
-        """Nothing to stop."""
+        """Do nothing: there are no workers."""
 
 
 class LocalEngine:
@@ -60,7 +60,7 @@ class LocalEngine:
 
     @property
     def process_ids(self) -> list[int]:
-        """Of the workers."""
+        """Process ids of the workers."""
         return [worker.process_id for worker in self._workers]
 
     def run(self, jobs: Sequence[Job], weights: Any) -> list[Any]:
@@ -96,7 +96,7 @@ class LocalEngine:
 
 
 class _LocalWorker:
-    """A process, and the line to it."""
+    """A worker process, and the pipe to it."""
 
     def __init__(self, config: TrainConfig, clusters: dict[str, Cluster]) -> None:
         context = multiprocessing.get_context("spawn")
@@ -108,7 +108,7 @@ class _LocalWorker:
 
     @property
     def process_id(self) -> int:
-        """Of the worker."""
+        """Process id of the worker."""
         assert self._process.pid is not None
         return self._process.pid
 
@@ -146,7 +146,7 @@ def _single_threaded() -> Any:
 
 
 def _serve(line: Connection, config: TrainConfig, clusters: dict[str, Cluster]) -> None:
-    """The life of a worker process: until the other end is closed."""
+    """Do jobs in a worker process until the other end of the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the learner decides what it means
     worker = Worker(config, clusters)
     while True:

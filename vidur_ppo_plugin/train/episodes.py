@@ -28,7 +28,7 @@ _LONGEST_DRAIN = 0.4
 class Episode:
     """All that it takes to run an episode, in any process."""
 
-    #: Which slot it belongs to, and the how manieth of it.
+    #: The slot that it belongs to, and its number among the slot's episodes, from 0.
     slot: int
     number: int
     #: The number of its part of the mixture.
@@ -62,7 +62,7 @@ class Episode:
         return not self.report_delay_s and not self.drained
 
     def at_scale(self, cluster: int) -> Scenario:
-        """The scenario with the replicas and the load of a cluster."""
+        """The scenario with the replicas and the load of a cluster of the episode."""
         own, size = scenario_of(self.scenario), len(self.speed_factors)
         return changed(
             own.at(drained=()), load=self.loads[cluster], num_replicas=size, replica_speeds=self.speed_factors
@@ -125,7 +125,7 @@ def _part_of(config: TrainConfig, slot: int, number: int) -> int:
 
 
 def _spread(limits: Sequence[float], otherwise: float, count: int, rng: np.random.Generator) -> tuple[float, ...]:
-    """So many values between the limits, evenly apart, from anywhere on."""
+    """`count` values between the limits, evenly apart, with a random offset."""
     if not limits:
         return (otherwise,) * count
     points = (rng.random() + np.arange(count) / count) % 1.0

@@ -32,15 +32,15 @@ class Result:
     changes: dict[str, dict[str, float]]
 
     def mean_change(self, metric: str) -> float:
-        """Over all cases."""
+        """Mean relative change of a metric over all cases."""
         return float(np.mean([change[metric] for change in self.changes.values()]))
 
     def row(self) -> dict[str, float]:
-        """As recorded."""
+        """The metrics to record."""
         return {"evaluation_score": self.score} | {f"evaluation_{name}": self.mean_change(name) for name in _REPORTED}
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
+        """Plain values, for JSON."""
         return {name: getattr(self, name) for name in ("decisions", "score", "best_baselines", "changes")}
 
     def __str__(self) -> str:
@@ -62,7 +62,7 @@ class Evaluator:
     baselines: dict[str, dict[str, Figures]] = field(default_factory=dict)
 
     def evaluate(self, weights: Weights, decisions: int) -> Result:
-        """Of a policy, after so many decisions."""
+        """Evaluate the policy with these weights, which has made so many decisions."""
         if not self.baselines:
             for name in self.config.evaluation.baselines:
                 self.baselines[name] = self._figures(name, None)
@@ -81,7 +81,7 @@ class Evaluator:
         return min(self.baselines, key=lambda name: float(np.mean(self.baselines[name][scenario]["e2e_mean"])))
 
     def _figures(self, router: str, weights: Weights | None, tail_preference: float = BALANCED) -> dict[str, Figures]:
-        """scenario -> metric -> a number for each seed."""
+        """Figures of a router, one for each seed: scenario -> metric -> figures."""
         evaluation = self.config.evaluation
         jobs = [
             EvaluateJob(name, router, FIRST_EVALUATION_SEED + seed, evaluation.num_requests, tail_preference)

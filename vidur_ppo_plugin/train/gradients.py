@@ -92,7 +92,7 @@ class ShardLearner:
         self._parameters = replace(ppo_parameters(config.flags), enable_critic=config.enable_critic)
 
     def shard(self, rollouts: Sequence[Rollout], weights: Weights, reference: Weights | None) -> Shard:
-        """Of rollouts that were made with these weights."""
+        """A shard of rollouts that were made with these weights."""
         other = None
         if reference is not None:
             other = ActorCritic(self._network.shape)
@@ -101,7 +101,7 @@ class ShardLearner:
         return Shard(rollouts, self._network, other, self._parameters)
 
     def prepare(self, shard: Shard, statistics: Statistics, weights: Weights) -> Summary:
-        """Advantages and returns of a shard; the weights are those that its decisions were made with."""
+        """Compute advantages and returns of a shard; `weights` are those that its decisions were made with."""
         _load(self._weights, weights)
         return shard.prepare(statistics)
 
@@ -113,7 +113,7 @@ class ShardLearner:
         coefficients: Coefficients,
         weights: Weights,
     ) -> PartGradient:
-        """Of the loss on a shard's part of a minibatch."""
+        """Gradients of the loss on a shard's part of a minibatch, by parameter name, and its metrics."""
         _load(self._weights, weights)
         self._network.zero_grad()
         told = shard.backward(minibatch, normalisation, coefficients)

@@ -41,12 +41,12 @@ def read(kind: type[T], data: Any, where: str, *, only: Iterable[str] | None = N
 
 
 def path(where: str, key: object) -> str:
-    """The name of a key inside others."""
+    """The dotted name of a key inside others."""
     return f"{where}.{key}" if where else str(key)
 
 
 def require(is_right: bool, where: str, right: str, value: object) -> None:
-    """ConfigError unless a value is right."""
+    """Raise ConfigError naming the key unless its value is right."""
     if not is_right:
         raise ConfigError(f"{where} must be {right}, got {value!r}")
 

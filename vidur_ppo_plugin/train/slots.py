@@ -13,9 +13,9 @@ from vidur_ppo_plugin.learn.features import build_features, build_prior
 from vidur_ppo_plugin.learn.rollout import Rollout
 from vidur_ppo_plugin.routing.features import Float32Array, Observation
 from vidur_ppo_plugin.routing.snapshot import FloatArray
-from vidur_ppo_plugin.twin.acting import ActingTwin
-from vidur_ppo_plugin.twin.acting_kernels import Played
 from vidur_ppo_plugin.twin.layout import IntArray
+from vidur_ppo_plugin.twin.policy_kernels import Trajectories
+from vidur_ppo_plugin.twin.policy_twin import PolicyTwin
 from vidur_ppo_plugin.twin.twin import Completions
 from vidur_ppo_plugin.workload.requests import Requests
 
@@ -36,8 +36,8 @@ class Exploration:
 
 
 @dataclass(frozen=True)
-class Served:
-    """Requests that were completed since the last look, and the simulated time that passed."""
+class CompletedRequests:
+    """Requests completed since the last rollout of a slot, and the simulated time that passed."""
 
     latency_s: FloatArray
     ttft_s: FloatArray
@@ -71,22 +71,22 @@ class Experience:
     #: Decisions of each cluster before it was lost at the safety limit; those after it are not learned from.
     num_kept: IntArray
     is_lost: NDArray[np.bool_]
-    served: Served
+    served: CompletedRequests
 
 
-#: Simulated clusters, each at its next request; `ActingTwin` says what the methods do.
-Clusters: TypeAlias = "ActingTwin | VidurClusters"
+#: Simulated clusters, each at its next request; `PolicyTwin` says what the methods do.
+Clusters: TypeAlias = "PolicyTwin | VidurClusters"
 
 
 def open_clusters(config: TrainConfig, episode: Episode, cluster: Cluster, requests: list[Requests]) -> Clusters:
-    """Those of an episode, in the simulator that the configuration names; `cluster` has its replicas."""
+    """The clusters of an episode, in the simulator that the configuration names; `cluster` has its replicas."""
     flags = config.flags
     if config.backend == "vidur":
         from .vidur_clusters import VidurClusters  # imports Vidur, which takes seconds
 
         return VidurClusters(episode, cluster, flags, requests)
     assert cluster.twin is not None
-    return ActingTwin(
+    return PolicyTwin(
         cluster.twin,
         requests,
         prior=build_prior(flags, cluster.delay_model),
@@ -165,7 +165,7 @@ class Slot:
     ) -> Experience:
         """Decide greedily, as in use; some decisions are followed into the future on every replica."""
         ahead, steps, clusters = self._look_ahead, uniforms.shape[1], self._clusters
-        assert isinstance(clusters, ActingTwin)
+        assert isinstance(clusters, PolicyTwin)
         prospects, parts = [], []
         for first in range(0, steps, ahead.every):
             prospects.append(look_ahead(clusters, actor, self.episode.num_after - 1, rng))
@@ -180,7 +180,7 @@ class Slot:
                     backlog_weight=self._flags.backlog_weight,
                 )
                 parts.append(part)
-        played = Played(*(np.concatenate(columns, axis=1) for columns in zip(*parts, strict=True)))
+        played = Trajectories(*(np.concatenate(columns, axis=1) for columns in zip(*parts, strict=True)))
         learned = np.arange(0, steps, ahead.every)
         every = ahead.rewards(prospects, -played.rewards[:, learned], self.episode.tail_preferences)
         served, _, num_kept = self._finish(played)
@@ -200,7 +200,7 @@ class Slot:
             served=served,
         )
 
-    def _finish(self, played: Played) -> tuple[Served, FloatArray, IntArray]:
+    def _finish(self, played: Trajectories) -> tuple[CompletedRequests, FloatArray, IntArray]:
         """After decisions: what was served and earned, and the decisions of each cluster before it was lost."""
         steps = played.actions.shape[1]
         first, self.num_decisions = self.num_decisions, self.num_decisions + steps
@@ -215,7 +215,7 @@ class Slot:
                 )
         return self._served(clusters, done), earned, self._kept(played)
 
-    def _kept(self, played: Played) -> IntArray:
+    def _kept(self, played: Trajectories) -> IntArray:
         """Decisions of each cluster before a request has waited too long; notes who is lost."""
         steps, limit_s = played.actions.shape[1], self._config.latency_limit_s
         if not limit_s:
@@ -226,11 +226,11 @@ class Slot:
         kept: IntArray = np.where(self._is_lost, np.argmax(is_over, axis=1), steps)
         return kept
 
-    def _served(self, clusters: IntArray, done: Completions) -> Served:
+    def _served(self, clusters: IntArray, done: Completions) -> CompletedRequests:
         now_s, began_s = self._arrived_s[:, self.num_decisions], self._window_began_s
         self._window_began_s = now_s
         decode_tokens = self._decode_tokens[clusters, done.index].astype(np.float64)
-        return Served(
+        return CompletedRequests(
             latency_s=done.completed_at_s - done.arrived_at_s,
             ttft_s=done.first_token_at_s - done.arrived_at_s,
             tbt_s=(done.completed_at_s - done.first_token_at_s) / np.maximum(1.0, decode_tokens - 1.0),

@@ -65,7 +65,7 @@ class Slots:
         return self.is_over_after(slot, 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Episodes and decisions of the slots, for a checkpoint."""
         return {"episodes": [asdict(episode) for episode in self.episodes], "actions": list(self.actions)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ class Slots:
 
 @dataclass
 class TrainingState:
-    """Everything that a training run goes on from."""
+    """The state of a training run that its checkpoints hold."""
 
     config: TrainConfig
     agent: Agent
@@ -93,17 +93,17 @@ class TrainingState:
 
     @property
     def evaluations_since_best(self) -> int:
-        """How many came after it."""
+        """How many evaluations came after the best one."""
         if self.best is None:
             return 0
         return len(self.evaluations) - 1 - self.evaluations.index(self.best)
 
     def save(self, out: Path) -> Path:
-        """Write `last`; also loaded by `ppo_modular`."""
+        """Write the checkpoint `last`, which `ppo_modular` can load too."""
         return checkpoint.save(out / CHECKPOINT_DIRECTORY, checkpoint.LAST, self._state(), metadata=self._metadata())
 
     def save_best(self, out: Path, result: Result) -> None:
-        """Write `best` if the result is the best so far."""
+        """Write the checkpoint `best` if the result is the best so far."""
         checkpoint.save_best(out / CHECKPOINT_DIRECTORY, self._state(), metadata=self._metadata(), metric=result.score)
 
     def resume(self, out: Path) -> None:
@@ -172,7 +172,7 @@ def fixed_values(config: TrainConfig) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON gives it back: tuples are lists there."""
+    """A value as JSON gives it back: with lists in place of tuples."""
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return {key: _plain(item) for key, item in value.items()} if isinstance(value, dict) else value

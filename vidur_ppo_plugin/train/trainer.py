@@ -27,8 +27,8 @@ from .config import TrainConfig, replica_counts
 from .engines import Engine
 from .evaluation import Evaluator, Result
 from .gradients import WorkerShards, weights_of
-from .recording import open_recorder, served_row, share_row
-from .slots import Exploration, Served
+from .metrics import open_recorder, served_row, share_row
+from .slots import CompletedRequests, Exploration
 from .state import Slots, TrainingState
 from .worker import CollectJob, CollectResult, SlotTask
 
@@ -40,8 +40,8 @@ _NOT_RECORDED = ("first_ratio_error", "epochs", "gain_over_reference")
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a training run came to."""
+class TrainingResult:
+    """Result of a training run."""
 
     decisions: int
     updates: int
@@ -53,18 +53,18 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Collected:
+class CollectedRollouts:
     """Rollouts of all slots; their decisions lie with the workers."""
 
     #: Of each slot: what was decided, and what was completed.
     actions: Sequence[NDArray[np.integer[Any]]]
-    served: Sequence[Served]
+    served: Sequence[CompletedRequests]
     #: What is learned from.
     shards: WorkerShards
 
     @property
     def num_decisions(self) -> int:
-        """Of all clusters, those that were lost included."""
+        """Decisions of all clusters, lost ones included."""
         return sum(decided.size for decided in self.actions)
 
 
@@ -95,8 +95,8 @@ class Trainer:
         #: Wall-clock seconds of rollouts and of updates.
         self.times_s = {"collecting": 0.0, "learning": 0.0}
 
-    def train(self) -> Outcome:
-        """Until the decisions are made, evaluations get no better, or Ctrl-C; saves in each case."""
+    def train(self) -> TrainingResult:
+        """Train until the decisions are made, evaluations get no better, or Ctrl-C; saves in each case."""
         self._out.mkdir(parents=True, exist_ok=True)
         started_s = time.perf_counter()
         self._recorder, wandb_run = open_recorder(self._config, self._out)
@@ -111,7 +111,7 @@ class Trainer:
             if wandb_run is not None:
                 wandb_run.finish()
         evaluations = self.state.evaluations
-        return Outcome(
+        return TrainingResult(
             decisions=self.state.agent.num_decisions,
             updates=self.state.agent.ppo.num_updates,
             wall_s=time.perf_counter() - started_s,
@@ -152,7 +152,7 @@ class Trainer:
         return "decisions"
 
     def _iterate(self) -> None:
-        """One update, and what is due after it."""
+        """Collect, update, and do what is due after that."""
         began_s = time.perf_counter()
         collected = self.collect()
         collected_s = time.perf_counter()
@@ -175,11 +175,11 @@ class Trainer:
     # --- rollouts -----------------------------------------------------------------------------------------------
 
     def weights(self) -> Weights:
-        """The actor as it is now."""
+        """The actor's present weights."""
         return weights_of(self.state.agent.ppo.network)
 
-    def collect(self) -> "Collected":
-        """A rollout of every slot, in their order."""
+    def collect(self) -> "CollectedRollouts":
+        """Collect a rollout of every slot, in the order of slots."""
         agent, curriculum = self.state.agent, self.state.curriculum
         tasks = self.state.slots.tasks(1.0 if curriculum is None else curriculum.load)
         exploration = Exploration(temperature=agent.temperature, epsilon=agent.epsilon)
@@ -189,7 +189,7 @@ class Trainer:
         jobs = [CollectJob(iteration, exploration, part, reference) for part in _split(tasks, self._num_jobs)]
         weights = self.weights()
         results: list[CollectResult] = self._engine.run(jobs, weights)
-        collected = Collected(
+        collected = CollectedRollouts(
             actions=[actions for result in results for actions in result.actions],
             served=[served for result in results for served in result.served],
             shards=WorkerShards(self._engine, agent.ppo, jobs, weights, [result.contents for result in results]),
@@ -197,7 +197,7 @@ class Trainer:
         self.state.slots.advance(collected.actions)
         return collected
 
-    def _learn(self, collected: "Collected") -> dict[str, Any]:
+    def _learn(self, collected: "CollectedRollouts") -> dict[str, Any]:
         if not any(contents.num_decisions for contents in collected.shards.contents):
             logger.warning("every episode has been lost at latency_limit_s: nothing to learn from until new ones begin")
             return {}
@@ -260,6 +260,6 @@ class Trainer:
 
 
 def _split(tasks: list[SlotTask], num_parts: int) -> list[list[SlotTask]]:
-    """In order, as evenly as possible."""
+    """The tasks in contiguous parts, as even in size as possible."""
     bounds = [len(tasks) * part // num_parts for part in range(num_parts + 1)]
     return [tasks[first:last] for first, last in pairwise(bounds)]

@@ -16,8 +16,8 @@ from vidur_ppo_plugin.routing.routers import Router
 from vidur_ppo_plugin.routing.snapshot import FloatArray
 from vidur_ppo_plugin.routing.visibility import Visibility
 from vidur_ppo_plugin.sim.stepping import SteppedVidur
-from vidur_ppo_plugin.twin.acting_kernels import Played, chosen
 from vidur_ppo_plugin.twin.layout import IntArray
+from vidur_ppo_plugin.twin.policy_kernels import Trajectories, choose_replica
 from vidur_ppo_plugin.twin.twin import Completions, in_order
 from vidur_ppo_plugin.twin.vector import VectorObservation
 from vidur_ppo_plugin.workload.requests import Requests
@@ -27,7 +27,7 @@ from .episodes import Episode
 
 
 class VidurClusters:
-    """What training wants of `twin.acting.ActingTwin`, from Vidur, one cluster after the other."""
+    """What training wants of `twin.policy_twin.PolicyTwin`, from Vidur, one cluster after the other."""
 
     def __init__(
         self, episode: Episode, cluster: Cluster, flags: PPOModularFlags, requests: Sequence[Requests]
@@ -49,8 +49,8 @@ class VidurClusters:
         with_credit: bool = False,
         latency_power: float = 1.0,
         backlog_weight: float = 0.0,
-    ) -> Played:
-        """What `ActingTwin.play` does."""
+    ) -> Trajectories:
+        """What `PolicyTwin.play` does."""
         shape = (len(self._runs), steps)
         numbers = np.zeros((*shape, 2)) if uniforms is None else uniforms
         actions = np.full(shape, -1) if forced is None else np.asarray(forced, np.int64)
@@ -59,7 +59,7 @@ class VidurClusters:
             run.play(actor, (temperature, epsilon), numbers[cluster], actions[cluster], weights)
             for cluster, run in enumerate(self._runs)
         ]
-        return Played(*(np.stack(columns) for columns in zip(*parts, strict=True)))
+        return Trajectories(*(np.stack(columns) for columns in zip(*parts, strict=True)))
 
     def observe(self) -> VectorObservation:
         """What the policy sees at the next request of every cluster."""
@@ -133,11 +133,11 @@ class _Stream:
         forced: IntArray,
         credit_weights: tuple[float, float] | None,
     ) -> tuple[NDArray[np.generic], ...]:
-        """Decisions one after the other: the arrays of `Played` for this cluster; without weights no credit."""
+        """Decisions one after the other: the arrays of `Trajectories` for this cluster; without weights no credit."""
         rows = []
         for numbers, action in zip(uniforms.tolist(), forced.tolist(), strict=True):
             logits = actor.logits(self.replicas, self.request, self._prior_logits)
-            replica = action if action >= 0 else int(chosen(logits, *exploration, *numbers))
+            replica = action if action >= 0 else int(choose_replica(logits, *exploration, *numbers))
             if replica < 0:
                 raise FloatingPointError(f"the policy's logits are not finite: {logits.tolist()}")
             credit = np.zeros(len(logits))

@@ -24,7 +24,7 @@ from vidur_ppo_plugin.twin.cluster import play
 from .clusters import Cluster
 from .config import TrainConfig, scenario_of
 from .episodes import Episode
-from .slots import Exploration, Served, Slot, rollouts_of
+from .slots import CompletedRequests, Exploration, Slot, rollouts_of
 
 if TYPE_CHECKING:
     from vidur_ppo_plugin.learn.batch import Contents, Minibatch, Normalisation, Statistics, Summary
@@ -67,7 +67,7 @@ class CollectResult:
     """Of each slot what was decided and served; and what the worker keeps to learn from."""
 
     actions: Sequence[NDArray[np.int16]]
-    served: Sequence[Served]
+    served: Sequence[CompletedRequests]
     contents: "Contents"
 
 

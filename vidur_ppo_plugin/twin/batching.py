@@ -6,7 +6,7 @@ taken from its front while a batch is formed, victims of preemption from its bac
 
 from typing import Any
 
-from .compiling import helper
+from .compiled import helper
 from .layout import (
     ADMITTED,
     BLOCKS,

@@ -1,4 +1,4 @@
-"""What a twin is a twin of."""
+"""Configuration of a twin: its cluster, replica scheduler and limits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -12,7 +12,7 @@ so that nobody waits for room or is preempted. For everything else the answer is
 import math
 from typing import Any
 
-from .compiling import helper
+from .compiled import helper
 from .layout import (
     ARRIVED,
     BATCH_HEADER,

@@ -13,7 +13,7 @@ from typing import Any
 from vidur_ppo_plugin.routing.averages import counted_rate, moved_average, updated_typical_prompt
 
 from .batching import form_batch
-from .compiling import helper
+from .compiled import helper
 from .layout import (
     ARRIVED,
     BATCH_END,
@@ -105,7 +105,7 @@ def advance_row(rules: Any, times: Any, state: Any, row: int, until_s: float) ->
 def advance_cells(
     rules: Any, times: Any, speed: int, i: Any, f: Any, log: Any, signals: Any, row: int, until_s: float
 ) -> Any:
-    """The same for cells that may be a copy of the row's."""
+    """Process the events of one replica, given by its cells (which may be a copy of a row's), up to `until_s`."""
     slopes, lines, layers, slowness = (
         times.decode_slopes,
         times.prefill_lines,

@@ -6,7 +6,7 @@ By the short way of `drain` where that covers it, otherwise by rolling copies of
 import math
 from typing import Any
 
-from .compiling import entry, helper
+from .compiled import entry, helper
 from .drain import drained
 from .events import advance_cells, advance_row, submit_to_cells
 from .layout import (
@@ -42,7 +42,7 @@ def increase(
     until_s: float,
     result: Any,
 ) -> Any:
-    """For each replica the sum of latency ** power of its requests with the new one, minus that without it."""
+    """How much each replica's sum of latency ** power grows with the new request."""
     for row in range(len(state.cells)):
         outcome = increase_of_row(
             rules,
@@ -76,7 +76,7 @@ def increase_of_row(
     until_s: float,
     result: Any,
 ) -> Any:
-    """The same for one replica, into `result[0]`."""
+    """How much one replica's sum of latency ** power grows with the new request, written to `result[0]`."""
     outcome = advance_row(rules, times, state, row, now_s)
     if outcome != DONE:
         return outcome

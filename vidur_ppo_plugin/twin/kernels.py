@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from .compiling import entry
+from .compiled import entry
 from .events import advance_row, submit_to_cells
 from .layout import DONE, FINISHED, FINISHED_DECODE_TOKENS, OUTSTANDING
-from .looking import look
+from .snapshot_column import write_column
 
 
 @entry
@@ -83,7 +83,7 @@ def observe(
         if outcome != DONE:
             return outcome
         i = state.cells[row]
-        look(rules, i, state.floats[row], now_s, speed_factors[row], values, waiting, row)
+        write_column(rules, i, state.floats[row], now_s, speed_factors[row], values, waiting, row)
         num_finished += i[FINISHED]
         num_tokens += i[FINISHED_DECODE_TOKENS]
     finished[0], finished[1] = num_finished, num_tokens

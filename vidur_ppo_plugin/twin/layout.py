@@ -105,7 +105,7 @@ class Times(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything that changes; `floats` is `cells` seen as floats."""
+    """All mutable memory of a twin; `floats` is a view of `cells` as floats."""
 
     cells: IntArray
     floats: FloatArray
@@ -137,7 +137,7 @@ def max_running(rules: Rules) -> int:
 
 
 def new_state(rules: Rules, num_rows: int, *, num_requests: int, log_size: int) -> State:
-    """Empty replicas with room for so many requests each."""
+    """Empty replicas, each with room for `num_requests` requests."""
     cells = np.zeros((num_rows, rules.requests + REQUEST_CELLS * num_requests), np.int64)
     state = _with_cells(cells, np.zeros((log_size, NUM_LOG_COLUMNS)), np.zeros(4, np.int64))
     clear(rules, state)
@@ -156,7 +156,7 @@ def clear(rules: Rules, state: State) -> None:
 
 
 def grown(rules: Rules, state: State) -> State:
-    """The same state with room for twice as many requests."""
+    """A copy of a state with room for twice as many requests."""
     num_rows, width = state.cells.shape
     cells = np.zeros((num_rows, 2 * width - rules.requests), np.int64)
     cells[:, :width] = state.cells
@@ -183,11 +183,11 @@ def _with_cells(cells: IntArray, log: FloatArray, signals: IntArray) -> State:
 
 
 def copied(state: State) -> State:
-    """A state of its own with the same content."""
+    """An independent copy of a state."""
     return _with_cells(state.cells.copy(), state.log.copy(), state.signals.copy())
 
 
 def copy_into(target: State, source: State) -> None:
-    """Overwrite a state of the same shape."""
+    """Overwrite a state with another of the same shape."""
     for into, array in zip(target, source, strict=True):
         into[...] = array

@@ -6,7 +6,7 @@
 import math
 from typing import Any
 
-from .compiling import helper
+from .compiled import helper
 from .layout import (
     ADMITTED,
     ARRIVED,

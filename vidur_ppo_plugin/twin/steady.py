@@ -7,7 +7,7 @@ the requests are brought up to date at the end. Most iterations of most runs are
 
 from typing import Any
 
-from .compiling import helper
+from .compiled import helper
 from .layout import (
     ADMITTED,
     BATCH_HEADER,

@@ -17,7 +17,7 @@ class BatchTimes:
     """The tables of one model and device for replicas of several speeds; several twins may share them."""
 
     def __init__(self, roofline: Roofline, speed_factors: Sequence[float]) -> None:
-        """`speed_factors`: of each row of the state that the tables are for."""
+        """`speed_factors`: one for each row of the state that the tables are for."""
         self.roofline = roofline
         # As the predictor does: a multiplication by the inverse, not a division.
         slowness = [1.0 / factor for factor in speed_factors]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .compiling import helper
+from .compiled import helper
 from .layout import (
     BATCH_HEADER,
     LAST_S,

@@ -29,7 +29,7 @@ class Completions:
 
     @classmethod
     def of(cls, log: FloatArray) -> "Completions":
-        """From entries of a twin's log."""
+        """Completions made of entries of a twin's log."""
         return cls(
             index=log[:, layout.LOG_ID].astype(np.int64),
             replica=log[:, layout.LOG_ROW].astype(np.int64),
@@ -43,7 +43,7 @@ class Completions:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A moment of a twin, to go back to."""
+    """A moment of a twin, which it can be restored to."""
 
     state: State
     now_s: float
@@ -175,7 +175,7 @@ class Twin(Machine):
         self.now_s, self.num_submitted, self._log = now_s, first_index, []
 
     def copy(self) -> "Twin":
-        """A twin of its own at the same moment."""
+        """An independent twin at the same moment."""
         twin = Twin(self.config)
         twin.restore(self.checkpoint())
         return twin
@@ -186,7 +186,7 @@ class Twin(Machine):
 
 
 def run(config: TwinConfig, requests: Requests, replicas: IntArray) -> Completions:
-    """Serve requests whose placements are known; what happened to each, in their order."""
+    """Serve requests whose placements are known; the completions in the order of the requests."""
     twin = Twin(config)
     twin.submit_all(replicas, requests.arrived_at_s, requests.prompt_tokens, requests.decode_tokens)
     twin.drain()
@@ -194,7 +194,7 @@ def run(config: TwinConfig, requests: Requests, replicas: IntArray) -> Completio
 
 
 def in_order(completions: Completions) -> Completions:
-    """Sorted by the index of the request."""
+    """Completions sorted by the index of the request."""
     order = np.argsort(completions.index)
     return Completions(*(getattr(completions, name)[order] for name in completions.__dataclass_fields__))
 

@@ -17,7 +17,7 @@ from .config import TwinConfig
 from .layout import FloatArray, IntArray
 from .machine import Machine
 from .twin import Completions
-from .vector_kernels import Sight, Workload
+from .vector_kernels import ObservationState, Workload
 from .visibility import NUM_ROWS, new_view
 
 
@@ -73,12 +73,12 @@ class VectorTwin(Machine):
 
     @property
     def position(self) -> IntArray:
-        """Of each cluster, the number of its next request."""
+        """The index of each cluster's next request."""
         return self._workload.position
 
     @property
     def is_done(self) -> NDArray[np.bool_]:
-        """For each cluster, whether it has placed all its requests."""
+        """Whether each cluster has placed all its requests."""
         return self.position >= self._workload.num_requests
 
     def reset(self, requests: Sequence[Requests]) -> None:
@@ -86,15 +86,15 @@ class VectorTwin(Machine):
         if len(requests) != self.num_clusters:
             raise ValueError(f"requests must be given for each of {self.num_clusters} clusters, got {len(requests)}")
         self._workload = _workload(requests)
-        self._sight = self._new_sight(requests)
+        self._observed = self._new_observation_state(requests)
         self._log = []
         layout.clear(self.rules, self.state)
 
-    def _new_sight(self, requests: Sequence[Requests]) -> Sight:
+    def _new_observation_state(self, requests: Sequence[Requests]) -> ObservationState:
         table, size, replicas = self._table, self.num_clusters, self.num_replicas
         num_slots, num_trends = 2 * table.num_waiting_slots, table.num_trends
         shape = (size, NUM_ROWS + num_slots, replicas)
-        return Sight(
+        return ObservationState(
             self._speed_factors,
             self._initial_decode_tokens,
             *table.kernel_constants,
@@ -115,26 +115,26 @@ class VectorTwin(Machine):
 
     def observe(self) -> VectorObservation:
         """Bring every cluster to its next request; clusters that are done keep what they showed last."""
-        self._call(vector_kernels.observe_all, self._workload, self._sight)
-        values = self._sight.truth[:, :NUM_ROWS].transpose(1, 0, 2)
+        self._call(vector_kernels.observe_all, self._workload, self._observed)
+        values = self._observed.truth[:, :NUM_ROWS].transpose(1, 0, 2)
         load = ClusterSnapshot(0.0, values, kv_block_size=1, expected_decode_tokens=0.0).token_load
-        return VectorObservation(self._sight.replicas, self._sight.requests, load)
+        return VectorObservation(self._observed.replicas, self._observed.requests, load)
 
     def snapshot(self, cluster: int) -> tuple[ClusterSnapshot, RequestInfo]:
         """What `observe` was about for one cluster, as a router would get it."""
         self.observe()
-        workload, sight = self._workload, self._sight
+        workload, observed = self._workload, self._observed
         at = min(int(workload.position[cluster]), workload.arrived_s.shape[1] - 1)
         now_s = float(workload.arrived_s[cluster, at])
-        figures = sight.truth[cluster].copy()
+        figures = observed.truth[cluster].copy()
         snapshot = ClusterSnapshot(
             now_s,
             figures[:NUM_ROWS],
             kv_block_size=self.config.block_size,
-            expected_decode_tokens=float(sight.expected[cluster]),
+            expected_decode_tokens=float(observed.expected[cluster]),
             waiting=figures[NUM_ROWS:],
         )
-        return snapshot, RequestInfo(int(workload.prompts[cluster, at]), now_s, *sight.arrivals[cluster].tolist())
+        return snapshot, RequestInfo(int(workload.prompts[cluster, at]), now_s, *observed.arrivals[cluster].tolist())
 
     def act(self, replicas: NDArray[np.integer[Any]]) -> None:
         """Place the next request of every cluster; what is said for clusters that are done does not matter."""
@@ -144,7 +144,7 @@ class VectorTwin(Machine):
         if np.any((actions < 0) | (actions >= self.num_replicas)):
             raise ValueError(f"replicas must be in 0 ... {self.num_replicas - 1}, got {actions.tolist()}")
         self.observe()
-        self._call(vector_kernels.act_all, self._workload, self._sight, actions)
+        self._call(vector_kernels.act_all, self._workload, self._observed, actions)
 
     def marginal_delay(
         self, *, latency_power: float = 1.0, backlog_weight: float = 0.0, horizon_s: float = np.inf

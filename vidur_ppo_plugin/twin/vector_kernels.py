@@ -1,6 +1,6 @@
 """The compiled functions that `VectorTwin` calls. Cluster `c` has the rows from `c * num_replicas` on.
 
-Each can be called again where it had to stop: what was done is not done again, since `seen.is_current` tells which
+Each can be called again where it had to stop: what was done is not done again, since `observed.is_current` tells which
 clusters have been brought to their next request.
 """
 
@@ -11,11 +11,11 @@ import numpy as np
 from vidur_ppo_plugin.routing.averages import RATE_WINDOW_S, decayed_rate, mean_output
 from vidur_ppo_plugin.routing.features import observe
 
-from .compiling import entry, helper
+from .compiled import entry, helper
 from .events import advance_row, submit_to_cells
 from .forks import increase_of_row
 from .layout import DONE, FINISHED, FINISHED_DECODE_TOKENS, Float32Array, FloatArray, IntArray
-from .looking import look
+from .snapshot_column import write_column
 from .visibility import NUM_ROWS, View, view_of
 
 # Replicas whose features are wanted.
@@ -23,19 +23,20 @@ _ALL = np.empty(0, np.intp)
 
 
 class Workload(NamedTuple):
-    """Of [cluster, request]: arrival, prompt, output, and where it was placed; then of each cluster how many."""
+    """Requests, each array [clusters, requests], and the progress in them."""
 
+    #: Seconds; then tokens of prompt and output, and the replica of each request (where it has been placed).
     arrived_s: FloatArray
     prompts: IntArray
     outputs: IntArray
     placed: IntArray
+    #: [clusters]: how many requests there are, and the index of the next one.
     num_requests: IntArray
-    #: Of each cluster: the request that comes next.
     position: IntArray
 
 
-class Sight(NamedTuple):
-    """What is seen at the next request of each cluster; the first axis is the cluster. First what it is made with."""
+class ObservationState(NamedTuple):
+    """What is observed at the next request of each cluster (first axis), and the constants it is computed with."""
 
     speed_factors: FloatArray
     initial_decode_tokens: float
@@ -67,66 +68,66 @@ class Sight(NamedTuple):
 
 
 @entry
-def observe_all(rules: Any, times: Any, state: Any, workload: Any, sight: Any) -> Any:
+def observe_all(rules: Any, times: Any, state: Any, workload: Any, observed: Any) -> Any:
     """Bring every cluster to its next request and write what is seen; those without one are left out."""
     for c in range(len(workload.position)):
-        outcome = observe_cluster(rules, times, state, workload, sight, c)
+        outcome = observe_cluster(rules, times, state, workload, observed, c)
         if outcome != DONE:
             return outcome
     return DONE
 
 
 @helper
-def observe_cluster(rules: Any, times: Any, state: Any, workload: Any, sight: Any, c: int) -> Any:
-    """The same for one cluster."""
+def observe_cluster(rules: Any, times: Any, state: Any, workload: Any, observed: Any, c: int) -> Any:
+    """Bring one cluster to its next request and write what is seen; nothing if it has none."""
     k = workload.position[c]
-    if sight.is_current[c] or k >= workload.num_requests[c]:
+    if observed.is_current[c] or k >= workload.num_requests[c]:
         return DONE
     arrived_s, prompts = workload.arrived_s[c], workload.prompts[c]
-    truth = sight.truth[c]
-    outcome = _look_at_cluster(rules, times, state, sight, c, arrived_s[k], truth)
+    truth = observed.truth[c]
+    outcome = _read_cluster(rules, times, state, observed, c, arrived_s[k], truth)
     if outcome != DONE:
         return outcome
     shown = truth
-    sight.expected_shown[c] = sight.expected[c]
-    if sight.visible.delay_s > 0.0:
-        shown = sight.shown[c]
-        sight.expected_shown[c] = view_of(
-            sight.visible, c, k, arrived_s, prompts, workload.placed[c], truth, sight.expected[c], shown
+    observed.expected_shown[c] = observed.expected[c]
+    if observed.visible.delay_s > 0.0:
+        shown = observed.shown[c]
+        observed.expected_shown[c] = view_of(
+            observed.visible, c, k, arrived_s, prompts, workload.placed[c], truth, observed.expected[c], shown
         )
     since_s, rate_per_s = 0.0, 0.0
     if k > 0:
         since_s = arrived_s[k] - arrived_s[k - 1]
-        rate_per_s = decayed_rate(sight.arrivals[c, 1] + 1.0 / RATE_WINDOW_S, arrived_s[k - 1], arrived_s[k])
-    sight.arrivals[c, 0], sight.arrivals[c, 1] = since_s, rate_per_s
+        rate_per_s = decayed_rate(observed.arrivals[c, 1] + 1.0 / RATE_WINDOW_S, arrived_s[k - 1], arrived_s[k])
+    observed.arrivals[c, 0], observed.arrivals[c, 1] = since_s, rate_per_s
     figures = (
-        prompts[k] / sight.scales[0],
-        since_s / sight.scales[1],
-        rate_per_s / sight.scales[2],
-        sight.expected_shown[c] / sight.scales[0],
+        prompts[k] / observed.scales[0],
+        since_s / observed.scales[1],
+        rate_per_s / observed.scales[2],
+        observed.expected_shown[c] / observed.scales[0],
     )
-    sight.replicas[c], sight.requests[c] = observe(
+    observed.replicas[c], observed.requests[c] = observe(
         shown[:NUM_ROWS],
         shown[NUM_ROWS:],
-        sight.average[c],
-        sight.last[c],
+        observed.average[c],
+        observed.last[c],
         k == 0,
-        sight.level_scales,
-        sight.slot_scales,
-        sight.ema_weight,
+        observed.level_scales,
+        observed.slot_scales,
+        observed.ema_weight,
         prompts[k],
         figures,
-        sight.tail_preferences[c],
+        observed.tail_preferences[c],
         _ALL,
     )
-    sight.is_current[c] = 1
+    observed.is_current[c] = 1
     return DONE
 
 
 @helper
-def _look_at_cluster(rules: Any, times: Any, state: Any, sight: Any, c: int, now_s: float, truth: Any) -> Any:
+def _read_cluster(rules: Any, times: Any, state: Any, observed: Any, c: int, now_s: float, truth: Any) -> Any:
     finished, decode_tokens = 0, 0
-    num_replicas = len(sight.speed_factors)
+    num_replicas = len(observed.speed_factors)
     values, waiting = truth[:NUM_ROWS], truth[NUM_ROWS:]
     for replica in range(num_replicas):
         row = c * num_replicas + replica
@@ -134,29 +135,29 @@ def _look_at_cluster(rules: Any, times: Any, state: Any, sight: Any, c: int, now
         if outcome != DONE:
             return outcome
         i = state.cells[row]
-        look(rules, i, state.floats[row], now_s, sight.speed_factors[replica], values, waiting, replica)
+        write_column(rules, i, state.floats[row], now_s, observed.speed_factors[replica], values, waiting, replica)
         finished += i[FINISHED]
         decode_tokens += i[FINISHED_DECODE_TOKENS]
-    sight.expected[c] = mean_output(finished, decode_tokens, sight.initial_decode_tokens)
+    observed.expected[c] = mean_output(finished, decode_tokens, observed.initial_decode_tokens)
     return DONE
 
 
 @entry
-def act_all(rules: Any, times: Any, state: Any, workload: Any, sight: Any, actions: Any) -> Any:
+def act_all(rules: Any, times: Any, state: Any, workload: Any, observed: Any, actions: Any) -> Any:
     """Hand the next request of every cluster to the replica that was chosen for it; all must have been observed."""
     for c in range(len(workload.position)):
-        if sight.is_current[c]:
-            outcome = act_in_cluster(rules, state, workload, sight, c, actions[c])
+        if observed.is_current[c]:
+            outcome = act_in_cluster(rules, state, workload, observed, c, actions[c])
             if outcome != DONE:
                 return outcome
     return DONE
 
 
 @helper
-def act_in_cluster(rules: Any, state: Any, workload: Any, sight: Any, c: int, action: int) -> Any:
-    """The same for one cluster, which must have been observed."""
+def act_in_cluster(rules: Any, state: Any, workload: Any, observed: Any, c: int, action: int) -> Any:
+    """Hand the next request of one cluster to a replica; the cluster must have been observed."""
     k = workload.position[c]
-    row = c * len(sight.speed_factors) + action
+    row = c * len(observed.speed_factors) + action
     outcome = submit_to_cells(
         rules,
         state.cells[row],
@@ -169,7 +170,7 @@ def act_in_cluster(rules: Any, state: Any, workload: Any, sight: Any, c: int, ac
     if outcome == DONE:
         workload.placed[c, k] = action
         workload.position[c] += 1
-        sight.is_current[c] = 0
+        observed.is_current[c] = 0
     return outcome
 
 
@@ -192,7 +193,7 @@ def increase_all(
 def increase_in_cluster(
     rules: Any, times: Any, state: Any, workload: Any, scratch: Any, c: int, power: float, horizon_s: float, result: Any
 ) -> Any:
-    """The same for one cluster, which has a next request."""
+    """`forks.increase` for the next request of one cluster, which must have one."""
     k, num_replicas = workload.position[c], len(result)
     now_s, prompt, output = workload.arrived_s[c, k], workload.prompts[c, k], workload.outputs[c, k]
     for replica in range(num_replicas):

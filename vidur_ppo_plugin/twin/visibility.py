@@ -10,7 +10,7 @@ from vidur_ppo_plugin.routing.snapshot import ROW, ROWS
 from vidur_ppo_plugin.routing.visibility import Drain
 from vidur_ppo_plugin.workload.requests import Requests
 
-from .compiling import helper
+from .compiled import helper
 from .layout import FloatArray, IntArray
 
 _OUTSTANDING, _PREFILL = ROW["outstanding_requests"], ROW["prefill_tokens"]
@@ -19,7 +19,7 @@ NUM_ROWS = len(ROWS)
 
 
 class View(NamedTuple):
-    """How old reports are, those on their way, and who is drained when; for each cluster."""
+    """What each cluster's router sees late or not at all: age of reports, those on their way, who is drained when."""
 
     delay_s: float
     #: [clusters, ring, figures, replicas]: what was true at decision k is at k modulo the length of the ring.

@@ -64,7 +64,7 @@ class Fixed:
         _check_range("fixed", self.tokens, self.tokens)
 
     def draw(self, rng: np.random.Generator, size: int) -> IntArray:
-        """The same number, `size` times."""
+        """`size` times the fixed token count."""
         return np.full(size, int(self.tokens), dtype=np.int64)
 
 

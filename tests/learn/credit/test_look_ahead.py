@@ -6,17 +6,17 @@ from small_twins import actor_of, config_of, of_cluster, prior_of, requests_of
 
 from vidur_ppo_plugin.learn.credit.look_ahead import COSTS, LookAhead, Prospects, look_ahead, rewards
 from vidur_ppo_plugin.routing.snapshot import FloatArray
-from vidur_ppo_plugin.twin.acting import ActingTwin
+from vidur_ppo_plugin.twin.policy_twin import PolicyTwin
 
 SPEEDS = [1.0, 0.5, 1.0]
 BEFORE = 40
 MEAN_ONLY = LookAhead(requests_per_replica=1, latency=(1.0, 1.0), latency_squared=(0.0, 0.0), first_token=(0.0, 0.0))
 
 
-def twin_of(num_clusters: int = 2, num_requests: int = 90) -> ActingTwin:
+def twin_of(num_clusters: int = 2, num_requests: int = 90) -> PolicyTwin:
     config = config_of(speed_factors=SPEEDS)
     workloads = [requests_of(num_requests, seed) for seed in range(num_clusters)]
-    return ActingTwin(config, workloads, prior=prior_of(config), tail_preferences=[0.2, 0.9][:num_clusters])
+    return PolicyTwin(config, workloads, prior=prior_of(config), tail_preferences=[0.2, 0.9][:num_clusters])
 
 
 def test_costs_are_those_of_the_repeated_run() -> None:

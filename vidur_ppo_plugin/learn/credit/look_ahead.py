@@ -15,7 +15,7 @@ import numpy as np
 from vidur_ppo_plugin.flags import flag
 from vidur_ppo_plugin.policy.actor import Actor
 from vidur_ppo_plugin.routing.snapshot import FloatArray
-from vidur_ppo_plugin.twin.acting import ActingTwin
+from vidur_ppo_plugin.twin.policy_twin import PolicyTwin
 
 #: What is summed up over requests, in this order.
 COSTS = ("latency", "latency squared", "time to first token", "time to first token squared")
@@ -43,7 +43,7 @@ class Prospects:
         return means
 
 
-def look_ahead(twin: ActingTwin, actor: Actor, num_later: int, rng: np.random.Generator) -> Prospects:
+def look_ahead(twin: PolicyTwin, actor: Actor, num_later: int, rng: np.random.Generator) -> Prospects:
     """The prospects of the next request of every cluster, on every replica, with the `num_later` that follow it.
 
     Every cluster must have a next request. The generator breaks ties of the policy, alike in all copies of a cluster.

@@ -13,7 +13,7 @@ _CHARACTERS_PER_TOKEN = 4
 
 @dataclass(frozen=True)
 class Api:
-    """One path."""
+    """One API: its path, and how to read its requests."""
 
     reply: type[Reply]
     #: The field without which there is no prompt, those that may stand before it, and those whose JSON is in it too.

@@ -39,7 +39,7 @@ class StandInCommand:
                 print(f"error: --{name.replace('_', '-')} must be > 0, got {getattr(self, name)}", file=sys.stderr)
                 return 2
         try:
-            from ..running import run_in_loop
+            from ..event_loop import run_in_loop
             from .engine import Engine
             from .server import StandIn, serve
         except ImportError as error:

@@ -83,7 +83,7 @@ class Engine:
 
     @property
     def now_s(self) -> float:
-        """The present in the twin's time."""
+        """The present in the twin's time, in seconds."""
         return (time.monotonic() - self._begun_s) * self._time_scale
 
     @property
@@ -93,7 +93,7 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for them."""
+        """Requests that wait for KV blocks."""
         return int(self._twin.state.cells[0, layout.OUTSTANDING]) - self.num_running
 
     @property
@@ -102,7 +102,7 @@ class Engine:
         return float(self._twin.state.cells[0, layout.KV_USED]) / self.kv_blocks
 
     def submit(self, prompt_tokens: int, output_tokens: int) -> tuple[int, Sequence]:
-        """A request arrives; its number and its progress."""
+        """Take a request that arrives now; its number and its progress."""
         now_s = max(self.now_s, self._twin.now_s)
         number = self._twin.submit(0, now_s, prompt_tokens, output_tokens)
         sequence = self._sequences[number] = Sequence(prompt_tokens, output_tokens, now_s)
@@ -111,7 +111,7 @@ class Engine:
         return number, sequence
 
     def abort(self, number: int) -> None:
-        """Nobody waits for a request any more: it ends with the iteration that is running, or with its prefill."""
+        """End a request that nobody waits for any more: with the running iteration, or with its prefill."""
         sequence = self._sequences.pop(number, None)
         if sequence is None or sequence.is_finished:
             return

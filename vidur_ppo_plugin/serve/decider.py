@@ -27,7 +27,7 @@ RECORDED_SLOTS = 4
 
 @dataclass(frozen=True)
 class Decision:
-    """Where a request goes, and all that there is to say about it."""
+    """Where a request goes, and why."""
 
     backend: Backend
     snapshot: ClusterSnapshot
@@ -41,8 +41,8 @@ class Decision:
     scores: FloatArray | None
 
 
-class Chooser:
-    """A policy by its name, that knows when the replicas are others than before."""
+class NamedPolicy:
+    """A policy by its name; forgets its trends when the replicas change."""
 
     def __init__(self, flag: str, name: str, *, seed: int) -> None:
         self.name = name
@@ -55,7 +55,7 @@ class Chooser:
 
     @property
     def num_waiting_slots(self) -> int:
-        """How many waiting requests of each replica it wants to see."""
+        """How many waiting requests of each replica the policy wants to see."""
         return int(getattr(self.router, "num_waiting_slots", 0))
 
     @property
@@ -64,7 +64,7 @@ class Chooser:
         return is_learned(self.router)
 
     def choose(self, snapshot: ClusterSnapshot, request: RequestInfo, members: list[Backend]) -> Scored:
-        """The replica and its scores."""
+        """The chosen replica and the scores of all."""
         if members != self._members:
             self._members = members
             if hasattr(self.router, "reset"):
@@ -72,7 +72,7 @@ class Chooser:
         return scored(self.router, snapshot, request)
 
     def probability(self, choice: Scored, action: int, available: NDArray[np.bool_] | None) -> float:
-        """How likely it takes an action where it made this choice: only ties and `random` leave it to chance."""
+        """Probability of an action where the policy made this choice: only ties and `random` leave it to chance."""
         if self._is_random:
             return _random_share(action, len(self._members), available)
         if choice.scores is None:
@@ -90,16 +90,16 @@ def _random_share(action: int, num_replicas: int, available: NDArray[np.bool_] |
 
 
 class Decider:
-    """One for the whole router."""
+    """Decides for every request of the router."""
 
     def __init__(
         self,
         fleet: Fleet,
         instruments: Instruments,
         *,
-        policy: Chooser,
-        fallback: Chooser,
-        shadow: Chooser | None,
+        policy: NamedPolicy,
+        fallback: NamedPolicy,
+        shadow: NamedPolicy | None,
         explore: float,
         rng: random.Random,
     ) -> None:
@@ -138,14 +138,14 @@ class Decider:
             is_fallback = True
             self._on_fallback(error, now_s)
             choice = self._checked(self._fallback, snapshot, request, members)
-        chooser = self._fallback if is_fallback else self.policy
+        policy = self._fallback if is_fallback else self.policy
         action, is_explored = choice.replica, bool(self._explore) and self._rng.random() < self._explore
         if is_explored:
             self._instruments.explored.inc()
             open_to = range(len(members)) if available is None else available.nonzero()[0]
             action = int(open_to[self._rng.randrange(num_available)])
         # Both ways to the action count.
-        share = chooser.probability(choice, action, available)
+        share = policy.probability(choice, action, available)
         probability = (1.0 - self._explore) * share + self._explore / num_available
         self._instruments.decision_seconds.observe(time.perf_counter() - started)
         return Decision(
@@ -153,13 +153,13 @@ class Decider:
         )
 
     def _checked(
-        self, chooser: Chooser, snapshot: ClusterSnapshot, request: RequestInfo, members: list[Backend]
+        self, policy: NamedPolicy, snapshot: ClusterSnapshot, request: RequestInfo, members: list[Backend]
     ) -> Scored:
-        choice = chooser.choose(snapshot, request, members)
+        choice = policy.choose(snapshot, request, members)
         if not 0 <= choice.replica < len(members):
-            raise ValueError(f"{chooser.name} chose replica {choice.replica} of {len(members)}")
+            raise ValueError(f"{policy.name} chose replica {choice.replica} of {len(members)}")
         if snapshot.available is not None and not snapshot.available[choice.replica]:
-            raise ValueError(f"{chooser.name} chose a replica that takes no requests")
+            raise ValueError(f"{policy.name} chose a replica that takes no requests")
         return choice
 
     def _on_fallback(self, error: Exception, now_s: float) -> None:
@@ -208,7 +208,7 @@ class Decider:
             )
 
     def shadow_summary(self) -> str:
-        """How often the two disagree."""
+        """How often policy and shadow disagree, in words."""
         total = sum(self.shadow_counts.values())
         other = self.shadow_counts["other"]
         return f"{other} of {total} decisions differ, {100.0 * other / max(total, 1):.1f} %"

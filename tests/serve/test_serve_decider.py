@@ -10,7 +10,7 @@ import pytest
 from policies import save_policy
 
 from vidur_ppo_plugin.routing.snapshot import RequestInfo
-from vidur_ppo_plugin.serve.deciding import Chooser, Decider
+from vidur_ppo_plugin.serve.decider import Decider, NamedPolicy
 from vidur_ppo_plugin.serve.fleet import Fleet, NoBackendError
 from vidur_ppo_plugin.serve.instruments import Instruments
 from vidur_ppo_plugin.serve.policies import build_policy
@@ -31,9 +31,9 @@ def decider_of(fleet: Fleet, policy: str | Path = "least_tokens", explore: float
     return Decider(
         fleet,
         Instruments(),
-        policy=Chooser("policy", str(policy), seed=3),
-        fallback=Chooser("fallback", "least_tokens", seed=3),
-        shadow=Chooser("shadow", shadow, seed=3) if shadow else None,
+        policy=NamedPolicy("policy", str(policy), seed=3),
+        fallback=NamedPolicy("fallback", "least_tokens", seed=3),
+        shadow=NamedPolicy("shadow", shadow, seed=3) if shadow else None,
         explore=explore,
         rng=random.Random(5),
     )
@@ -165,7 +165,7 @@ def test_names_of_policies() -> None:
         "nowhere.npz": "nowhere.npz",
     }.items():
         with pytest.raises(SettingsError, match=expected) as caught:
-            Chooser("policy", text, seed=1)
+            NamedPolicy("policy", text, seed=1)
         assert str(caught.value).startswith("--policy: ")
 
 

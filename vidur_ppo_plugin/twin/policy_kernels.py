@@ -12,7 +12,7 @@ from vidur_ppo_plugin.policy.policy import MASKED
 from vidur_ppo_plugin.routing.prior import prior_logits
 from vidur_ppo_plugin.routing.snapshot import ROW
 
-from .compiling import entry, helper
+from .compiled import entry, helper
 from .layout import DONE, FREE, NO_SLOT, PREFILL_TOKENS, Float32Array, FloatArray, IntArray
 from .vector_kernels import act_in_cluster, increase_in_cluster, observe_cluster
 from .visibility import NUM_ROWS, mask_drained
@@ -22,8 +22,8 @@ NOT_FINITE = 100
 OLDEST, OUTSTANDING = ROW["oldest_wait_s"], ROW["outstanding_requests"]
 
 
-class Choice(NamedTuple):
-    """How replicas are chosen. Temperature 0: the largest logit. The arrays are [clusters, decisions(, 2)]."""
+class Sampling(NamedTuple):
+    """How replicas are sampled. Temperature 0: the largest logit. The arrays are [clusters, decisions(, 2)]."""
 
     temperature: float
     epsilon: float
@@ -34,7 +34,7 @@ class Choice(NamedTuple):
 
 
 class Credit(NamedTuple):
-    """What `rewards` are: minus the marginal delay; not computed if `is_wanted` is 0."""
+    """How `rewards` are computed: minus the marginal delay; not at all if `is_wanted` is 0."""
 
     is_wanted: int
     latency_power: float
@@ -43,8 +43,8 @@ class Credit(NamedTuple):
     token_s: FloatArray
 
 
-class Played(NamedTuple):
-    """Decisions as they were made: [clusters, decisions, ...]."""
+class Trajectories(NamedTuple):
+    """What was seen, chosen and worth at each decision: [clusters, decisions, ...]."""
 
     replicas: Float32Array
     request: Float32Array
@@ -66,26 +66,38 @@ def play_all(
     times: Any,
     state: Any,
     workload: Any,
-    sight: Any,
+    observed: Any,
     scratch: Any,
     prior: Any,
     weights: Any,
-    choice: Any,
+    sampling: Any,
     credit: Any,
     made: Any,
-    played: Any,
+    trajectories: Any,
 ) -> Any:
-    """Fill `played` with decisions of every cluster, while it has requests; then bring it to the next request."""
-    steps = played.actions.shape[1]
+    """Fill `trajectories` with decisions of every cluster, while it has requests; then bring it to the next request."""
+    steps = trajectories.actions.shape[1]
     for c in range(len(made)):
         while made[c] < steps and workload.position[c] < workload.num_requests[c]:
             outcome = _decide(
-                rules, times, state, workload, sight, scratch, prior, weights, choice, credit, c, made[c], played
+                rules,
+                times,
+                state,
+                workload,
+                observed,
+                scratch,
+                prior,
+                weights,
+                sampling,
+                credit,
+                c,
+                made[c],
+                trajectories,
             )
             if outcome != DONE:
                 return outcome
             made[c] += 1
-        outcome = observe_cluster(rules, times, state, workload, sight, c)
+        outcome = observe_cluster(rules, times, state, workload, observed, c)
         if outcome != DONE:
             return outcome
     return DONE
@@ -97,47 +109,47 @@ def _decide(
     times: Any,
     state: Any,
     workload: Any,
-    sight: Any,
+    observed: Any,
     scratch: Any,
     prior: Any,
     weights: Any,
-    choice: Any,
+    sampling: Any,
     credit: Any,
     c: int,
     t: int,
-    played: Any,
+    trajectories: Any,
 ) -> Any:
-    """Decision `t` of cluster `c`."""
-    outcome = observe_cluster(rules, times, state, workload, sight, c)
+    """Make decision `t` of cluster `c`."""
+    outcome = observe_cluster(rules, times, state, workload, observed, c)
     if outcome != DONE:
         return outcome
-    num_replicas = len(sight.speed_factors)
+    num_replicas = len(observed.speed_factors)
     for row in range(c * num_replicas, (c + 1) * num_replicas):
         if state.cells[row, FREE] < 0:
             return NO_SLOT
     if credit.is_wanted:
-        outcome = _credit(rules, times, state, workload, scratch, c, credit, played.rewards[c, t])
+        outcome = _credit(rules, times, state, workload, scratch, c, credit, trajectories.rewards[c, t])
         if outcome != DONE:
             return outcome
-    shown = sight.shown[c] if sight.visible.delay_s > 0.0 else sight.truth[c]
-    k, logits = workload.position[c], played.prior_logits[c, t]
-    facts = (workload.prompts[c, k], sight.expected_shown[c], rules.block_size)
+    shown = observed.shown[c] if observed.visible.delay_s > 0.0 else observed.truth[c]
+    k, logits = workload.position[c], trajectories.prior_logits[c, t]
+    facts = (workload.prompts[c, k], observed.expected_shown[c], rules.block_size)
     logits[:] = prior_logits(shown[:NUM_ROWS], facts, prior)
-    mask_drained(sight.visible, c, workload.arrived_s[c, k], MASKED, logits)
-    played.replicas[c, t] = sight.replicas[c]
-    played.request[c, t] = sight.requests[c]
-    played.oldest_wait_s[c, t] = shown[OLDEST].max()
-    played.in_flight[c, t] = sight.truth[c, OUTSTANDING].sum()
-    logits = forward(sight.replicas[c], sight.requests[c], logits, weights)
-    played.logits[c, t] = logits
-    action = choice.forced[c, t]
+    mask_drained(observed.visible, c, workload.arrived_s[c, k], MASKED, logits)
+    trajectories.replicas[c, t] = observed.replicas[c]
+    trajectories.request[c, t] = observed.requests[c]
+    trajectories.oldest_wait_s[c, t] = shown[OLDEST].max()
+    trajectories.in_flight[c, t] = observed.truth[c, OUTSTANDING].sum()
+    logits = forward(observed.replicas[c], observed.requests[c], logits, weights)
+    trajectories.logits[c, t] = logits
+    action = sampling.forced[c, t]
     if action < 0:
-        first, second = choice.uniforms[c, t, 0], choice.uniforms[c, t, 1]
-        action = chosen(logits, choice.temperature, choice.epsilon, first, second)
+        first, second = sampling.uniforms[c, t, 0], sampling.uniforms[c, t, 1]
+        action = choose_replica(logits, sampling.temperature, sampling.epsilon, first, second)
         if action < 0:
             return NOT_FINITE
-    played.actions[c, t] = action
-    return act_in_cluster(rules, state, workload, sight, c, action)
+    trajectories.actions[c, t] = action
+    return act_in_cluster(rules, state, workload, observed, c, action)
 
 
 @helper
@@ -157,8 +169,8 @@ def _credit(rules: Any, times: Any, state: Any, workload: Any, scratch: Any, c: 
 
 
 @helper
-def chosen(logits: Any, temperature: float, epsilon: float, first: float, second: float) -> Any:
-    """A replica by two uniform numbers: from softmax(logits / temperature), or from all alike with chance epsilon.
+def choose_replica(logits: Any, temperature: float, epsilon: float, first: float, second: float) -> Any:
+    """A replica drawn by two uniform numbers: from softmax(logits / temperature), or uniformly with chance epsilon.
 
     With temperature 0 the largest logit, of several equal ones each with the same chance. -1 if a logit is no number.
     """

@@ -1,4 +1,4 @@
-"""What an update is recorded with: the same columns as a run of `ppo_modular`, and the evaluations."""
+"""The metrics of an update: the columns that a run of `ppo_modular` records too, and the evaluations."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from vidur_ppo_plugin.record.outcome import Distribution
 from vidur_ppo_plugin.record.recorder import Recorder
 
 from .config import TrainConfig, replica_counts
-from .slots import Served
+from .slots import CompletedRequests
 
 METRICS_FILE = "ppo_metrics.csv"
 
@@ -39,7 +39,7 @@ def open_recorder(config: TrainConfig, directory: Path) -> tuple[Recorder, Any]:
     return recorder, run
 
 
-def served_row(parts: Sequence[Served]) -> dict[str, float]:
+def served_row(parts: Sequence[CompletedRequests]) -> dict[str, float]:
     """Latencies, throughput and load of all clusters since the last update."""
     latency_s, ttft_s, tbt_s, tokens = (
         np.concatenate([getattr(part, name) for part in parts])
@@ -61,7 +61,7 @@ def served_row(parts: Sequence[Served]) -> dict[str, float]:
 
 
 def share_row(actions: Sequence[NDArray[np.integer[Any]]], num_columns: int) -> dict[str, float]:
-    """Shares of the decisions by the number of the replica, over clusters of any size."""
+    """Share of the decisions that each replica got, by its number, over clusters of any size."""
     together = np.concatenate([decided.reshape(-1) for decided in actions])
     shares = np.bincount(together, minlength=num_columns) / len(together)
     if num_columns <= MAX_REPLICA_COLUMNS:

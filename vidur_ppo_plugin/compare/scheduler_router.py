@@ -7,7 +7,7 @@ from vidur_ppo_plugin.routing.routers import Router, build_router
 from .schedulers import LEARNED, SchedulerSpec
 
 
-def build(scheduler: SchedulerSpec, config: Any, *, seed: int) -> tuple[Router, int]:
+def build_scheduler_router(scheduler: SchedulerSpec, config: Any, *, seed: int) -> tuple[Router, int]:
     """The router, and how many waiting requests of each replica it wants to see; `config` is Vidur's of the cell."""
     from vidur_ppo_plugin.sim.delay_model import build_delay_model
 

@@ -11,10 +11,10 @@ from small_twins import actor_of, config_of, of_cluster, prior_of, requests_of
 from vidur_ppo_plugin.routing.features import FeatureTable
 from vidur_ppo_plugin.routing.prior import NAMES, Prior
 from vidur_ppo_plugin.routing.visibility import Drain, Visibility
-from vidur_ppo_plugin.twin.acting import ActingTwin
-from vidur_ppo_plugin.twin.acting_kernels import MASKED
 from vidur_ppo_plugin.twin.config import TwinConfig
 from vidur_ppo_plugin.twin.layout import SCHEDULERS
+from vidur_ppo_plugin.twin.policy_kernels import MASKED
+from vidur_ppo_plugin.twin.policy_twin import PolicyTwin
 from vidur_ppo_plugin.twin.source import TwinReplicaSource
 from vidur_ppo_plugin.twin.twin import Twin, in_order
 from vidur_ppo_plugin.workload.requests import Requests
@@ -84,7 +84,7 @@ def test_the_pass_decides_as_python_does(scheduler: str, prior_name: str, delay_
     ]
     uniforms = np.random.default_rng(3).random((3, 150, 2))
     prior = prior_of(config, prior_name)
-    twin = ActingTwin(config, workloads, prior=prior, report_delay_s=delay_s, drains=drains)
+    twin = PolicyTwin(config, workloads, prior=prior, report_delay_s=delay_s, drains=drains)
     options = {"temperature": 0.7, "epsilon": 0.1, "with_credit": True, "latency_power": 1.5, "backlog_weight": 2.0}
     parts = [twin.play(actor_of(), steps, uniforms=uniforms[:, first : first + steps], **options)
              for first, steps in ((0, 100), (100, 50))]  # fmt: skip
@@ -111,7 +111,7 @@ def test_a_fork_tells_what_every_replica_leads_to() -> None:
     workloads = [requests_of(90, seed) for seed in range(2)]
     actor, prior = actor_of(), prior_of(config)
     uniforms = np.random.default_rng(4).random((2, 90, 2))
-    twin = ActingTwin(config, workloads, prior=prior, report_delay_s=0.3)
+    twin = PolicyTwin(config, workloads, prior=prior, report_delay_s=0.3)
     before = twin.play(actor, 40, temperature=1.0, uniforms=uniforms[:, :40])
     already_done = len(twin.completions()[1])
     assert already_done > 0
@@ -123,7 +123,7 @@ def test_a_fork_tells_what_every_replica_leads_to() -> None:
     ended = branches.completions()
     for branch in range(6):
         cluster, action = divmod(branch, 3)
-        anew = ActingTwin(config, [workloads[cluster]], prior=prior, report_delay_s=0.3)
+        anew = PolicyTwin(config, [workloads[cluster]], prior=prior, report_delay_s=0.3)
         actions = np.full((1, 61), -1)
         actions[0, :40], actions[0, 40] = before.actions[cluster], action
         whole = anew.play(actor, 61, forced=actions)
@@ -144,7 +144,7 @@ def test_a_fork_can_have_other_requests_to_come() -> None:
     config = config_of()
     (requests,) = workloads = [requests_of(60, 0)]
     actor, prior = actor_of(), prior_of(config)
-    twin = ActingTwin(config, workloads, prior=prior)
+    twin = PolicyTwin(config, workloads, prior=prior)
     twin.play(actor, 20)
     same = requests_of(60, 0)
     later = Requests(same.arrived_at_s[21:41], same.prompt_tokens[21:41], same.decode_tokens[21:41])
@@ -163,7 +163,7 @@ def test_greedy_decisions_break_ties_by_their_random_number() -> None:
     config = config_of(speed_factors=[1.0] * 4)
     requests = Requests(np.zeros(1), np.array([100]), np.array([10]))
     for number in range(4):
-        twin = ActingTwin(config, [requests], prior=prior_of(config))
+        twin = PolicyTwin(config, [requests], prior=prior_of(config))
         played = twin.play(actor_of(), 1, uniforms=np.full((1, 1, 2), 0.25 * number + 0.1))
         assert len(set(played.logits[0, 0].tolist())) == 1  # all replicas are empty
         assert played.actions[0, 0] == number
@@ -171,7 +171,7 @@ def test_greedy_decisions_break_ties_by_their_random_number() -> None:
 
 def test_what_it_refuses() -> None:
     config = config_of()
-    twin = ActingTwin(config, [requests_of(5, 0)], prior=prior_of(config))
+    twin = PolicyTwin(config, [requests_of(5, 0)], prior=prior_of(config))
     with pytest.raises(ValueError, match=r"uniforms must be given with temperature 1.0"):
         twin.play(actor_of(), 2, temperature=1.0)
     with pytest.raises(ValueError, match=r"uniforms and forced must have shapes \(1, 2, 2\) and \(1, 2\)"):

@@ -9,29 +9,31 @@ from typing import Any
 
 import numpy as np
 
-from vidur_ppo_plugin.record.outcome import Outcome, RequestOutcome
+from vidur_ppo_plugin.record.outcome import RequestOutcome, RunOutcome
 from vidur_ppo_plugin.routing.routers import STOCK
 from vidur_ppo_plugin.routing.visibility import Visibility
 from vidur_ppo_plugin.twin.config import TwinConfig
 from vidur_ppo_plugin.workload.requests import Requests
 
-from .deciding import build
 from .engines import EngineError, play_in_twin, quietly
+from .scheduler_router import build_scheduler_router
 from .schedulers import ORACLE, SchedulerSpec
 
 # Flags of the schedulers: those of the run are not those of who it is compared with.
 _SCHEDULER_FLAG = "_global_scheduler_"
 
 
-def run_beside(outcome: Outcome, arguments: Sequence[str], schedulers: Sequence[SchedulerSpec]) -> list[Outcome]:
+def run_on_same_requests(
+    outcome: RunOutcome, arguments: Sequence[str], schedulers: Sequence[SchedulerSpec]
+) -> list[RunOutcome]:
     """What each scheduler makes of the requests of a run, given the run's own command line."""
-    return [_Beside(outcome, arguments, scheduler).run() for scheduler in schedulers]
+    return [_SameRequestsRun(outcome, arguments, scheduler).run() for scheduler in schedulers]
 
 
-class _Beside:
-    """One scheduler beside a run."""
+class _SameRequestsRun:
+    """One scheduler on the requests of a run."""
 
-    def __init__(self, outcome: Outcome, arguments: Sequence[str], scheduler: SchedulerSpec) -> None:
+    def __init__(self, outcome: RunOutcome, arguments: Sequence[str], scheduler: SchedulerSpec) -> None:
         from vidur_ppo_plugin.sim.flags import known_flags, to_arguments
         from vidur_ppo_plugin.sim.launch import parse
 
@@ -46,7 +48,7 @@ class _Beside:
         self._arguments = [*without_scheduler_flags(arguments), *to_arguments(flags, known_flags())]
 
     def _hidden(self) -> dict[str, Any]:
-        """What the router of the run does not see is hidden from others too."""
+        """The flags that hide from the scheduler what the router of the run does not see either."""
         names = ("report_delay_s", "drained")
         return {name: value for name in names if (value := getattr(self._run_flags, name, None))}
 
@@ -55,8 +57,8 @@ class _Beside:
             return Visibility()
         return Visibility.from_flags(self._run_flags, self._outcome.num_replicas)
 
-    def run(self) -> Outcome:
-        """In the twin if it can be done there."""
+    def run(self) -> RunOutcome:
+        """Run the scheduler, in the twin if the twin covers it, otherwise in Vidur."""
         from vidur_ppo_plugin.sim.launch import parse
         from vidur_ppo_plugin.sim.twin_config import twin_config
 
@@ -74,7 +76,7 @@ class _Beside:
                 return self._in_vidur(arguments)
             return self._in_twin(cluster, config)
 
-    def _in_twin(self, cluster: TwinConfig, config: Any) -> Outcome:
+    def _in_twin(self, cluster: TwinConfig, config: Any) -> RunOutcome:
         requests, started_s = requests_of(self._outcome), time.perf_counter()
         done, deciding_s = play_in_twin(cluster, config, requests, self._scheduler, self._visibility(), self._seed)
         columns = (
@@ -87,7 +89,7 @@ class _Beside:
             done.num_restarts,
             done.scheduled_at_s,
         )
-        return Outcome(
+        return RunOutcome(
             scheduler=self._scheduler.label,
             num_replicas=self._outcome.num_replicas,
             wall_s=time.perf_counter() - started_s,
@@ -96,7 +98,7 @@ class _Beside:
             decision_s=deciding_s,
         )
 
-    def _in_vidur(self, arguments: list[str]) -> Outcome:
+    def _in_vidur(self, arguments: list[str]) -> RunOutcome:
         from dataclasses import replace
 
         from vidur_ppo_plugin.sim.launch import run
@@ -105,7 +107,7 @@ class _Beside:
         seen = self._visibility()
 
         def replace_stock_scheduler(simulator: Any, config: Any) -> None:
-            replace_router(simulator, config, build(self._scheduler, config, seed=self._seed)[0], seen)
+            replace_router(simulator, config, build_scheduler_router(self._scheduler, config, seed=self._seed)[0], seen)
 
         is_told_less = self._scheduler.kind in STOCK and not seen.is_clear
         outcome = run(arguments, replace_stock_scheduler if is_told_less else None)
@@ -125,7 +127,7 @@ def without_scheduler_flags(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
-def requests_of(outcome: Outcome) -> Requests:
+def requests_of(outcome: RunOutcome) -> Requests:
     """The requests of a run, in order of arrival."""
     rows = outcome.requests
     return Requests(
@@ -135,7 +137,7 @@ def requests_of(outcome: Outcome) -> Requests:
     )
 
 
-def format_beside(outcome: Outcome, others: Sequence[Outcome]) -> str:
+def format_comparison(outcome: RunOutcome, others: Sequence[RunOutcome]) -> str:
     """The run and the others as a table for people: seconds, and how much less or more the run has."""
     width = max(len(one.scheduler) for one in (outcome, *others)) + 2
     lines = [
@@ -154,5 +156,5 @@ def format_beside(outcome: Outcome, others: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def _figures(outcome: Outcome) -> tuple[float, float, float, float]:
+def _figures(outcome: RunOutcome) -> tuple[float, float, float, float]:
     return outcome.ttft_s.mean, outcome.ttft_s.p99, outcome.e2e_s.mean, outcome.e2e_s.p99

@@ -20,7 +20,7 @@ async def pass_through(
     model: str = "",
     only: Backend | None = None,
 ) -> None:
-    """One request; tried once elsewhere if nobody listens, since what it does is not known.
+    """Pass one request on; tried once elsewhere if nobody listens, since what it does is not known.
 
     `model`: the one that it names, for which some backends may be wrong; `only`: the backend that it is about.
     """

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def run_in_loop(main: Coroutine[Any, Any, None]) -> None:
-    """Run to the end."""
+    """Run a coroutine to its end in a new event loop."""
     try:
         import uvloop
     except ImportError:  # not on Windows

@@ -36,14 +36,14 @@ class RecordWriter:
         self._thread.start()
 
     def add(self, decision: LoggedDecision) -> None:
-        """Write a decision, soon."""
+        """Queue a decision for writing."""
         try:
             self._queue.put_nowait(decision)
         except queue.Full:
             self._dropped.inc()
 
     def close(self) -> None:
-        """Write what is left, and end."""
+        """Write what is still queued, and close the file."""
         self._queue.put(None)
         self._thread.join(timeout=10.0)
 

@@ -1,11 +1,11 @@
-"""What a router sees of a replica, read off its cells; `sim.replica_source` counts the same in Vidur."""
+"""A replica's column of a snapshot, read off its cells; `sim.replica_source` computes the same figures from Vidur."""
 
 from typing import Any
 
 from vidur_ppo_plugin.routing.averages import decayed_rate
 from vidur_ppo_plugin.routing.snapshot import ROW
 
-from .compiling import helper
+from .compiled import helper
 from .layout import (
     ADMITTED,
     ARRIVED,
@@ -33,7 +33,9 @@ _SPEED, _CACHED = ROW["speed_factor"], ROW["cached_prompt_tokens"]
 
 
 @helper
-def look(rules: Any, i: Any, f: Any, now_s: float, speed_factor: float, values: Any, waiting: Any, column: int) -> None:
+def write_column(
+    rules: Any, i: Any, f: Any, now_s: float, speed_factor: float, values: Any, waiting: Any, column: int
+) -> None:
     """Write a replica's column of a snapshot: `values` and `waiting` are those of `ClusterSnapshot`."""
     values[_OUTSTANDING, column] = i[OUTSTANDING]
     values[_RUNNING, column] = i[ADMITTED]

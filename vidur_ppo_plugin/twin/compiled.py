@@ -7,10 +7,10 @@ from vidur_ppo_plugin.routing.compiled import dispatcher
 
 
 def helper(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiled into the functions that call it."""
+    """Compile a function into those that call it."""
     return dispatcher(function, nogil=True)
 
 
 def entry(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Called from Python: compiled once, kept on disk; other threads run on during a call."""
+    """Compile a function that Python calls: once, kept on disk; other threads run on during a call."""
     return dispatcher(function, keep=True, nogil=True)

@@ -1,0 +1,5 @@
+"""Moved; works until 1.0 (see `_old_imports.py`)."""
+
+from vidur_ppo_plugin._old_imports import moved
+
+__getattr__ = moved(__name__, {"twin_config": "vidur_ppo_plugin.sim.twin_config.twin_config"})
