@@ -1,4 +1,4 @@
-"""Every flag of ours as Markdown, from the groups in `flags/`.
+"""Every flag of ours as Markdown, from the groups in `flags/` and those of the table of heuristics.
 
 `python -m vidur_ppo_plugin.sim.flag_docs > docs/flags.md` writes the documentation anew.
 """
@@ -10,8 +10,10 @@ from typing import Any, get_args, get_origin
 
 from vidur_ppo_plugin import _autoload
 from vidur_ppo_plugin.flags import flag_name
+from vidur_ppo_plugin.routing import heuristics
 
-_ROOM = "vidur_ppo_plugin.flags."
+#: Where groups of flags are made, beginnings of modules.
+_MADE_IN = ("vidur_ppo_plugin.flags.", heuristics.__name__)
 _INTRODUCTION = """\
 # Flags
 
@@ -46,7 +48,7 @@ def docs() -> str:
 def _groups(config_class: type) -> Iterator[type]:
     """Our dataclasses that a config class is made of, in the order in which it names them."""
     for base in config_class.__mro__:
-        if base.__module__.startswith(_ROOM) and inspect.get_annotations(base):
+        if base.__module__.startswith(_MADE_IN) and inspect.get_annotations(base):
             yield base
 
 
