@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 from packaging_tools import ROOT
 
+import vidur_ppo_plugin
+
 BENCHMARKS = ROOT / "benchmarks"
 POLICY, PRIOR = "ppo_modular:pretrained", "least_tokens"
 Result = dict[str, Any]
@@ -213,6 +215,20 @@ def test_it_measures_what_it_claims_to(name: str, tmp_path: Path) -> None:
 def test_every_benchmark_is_run_or_has_a_reason_not_to_be() -> None:
     files = {path.name for path in BENCHMARKS.glob("*.py") if not path.name.startswith("_")}
     assert files == {case.file for case in CASES.values()} | set(NOT_HERE)
+
+
+def test_start_up_cost_installs_beside_a_checkout_that_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An editable install leaves metadata in the checkout, by which pip takes the package for installed."""
+    metadata = tmp_path / "checkout" / "vidur_ppo_plugin.egg-info" / "PKG-INFO"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text(f"Metadata-Version: 2.1\nName: vidur-ppo-plugin\nVersion: {vidur_ppo_plugin.__version__}\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(metadata.parents[1]), str(ROOT))))
+    program = "import pathlib, startup_cost as s; d = pathlib.Path({!r}); p = s.make_environment(d / 'e')\n"
+    program += "s.install(p, d); print(s.output_of(p, 'import vidur_ppo_plugin'))"
+    command = [sys.executable, "-c", program.format(str(tmp_path))]
+    subprocess.run(command, check=True, cwd=BENCHMARKS, capture_output=True, timeout=600)
 
 
 def test_it_prints_a_table_for_people(tmp_path: Path) -> None:
