@@ -109,8 +109,8 @@ class Recorder:
     def latency_s(self, replica: int) -> float:
         """Of the next request on this replica, if all goes on as usual then; nothing here changes."""
         fork = copy.copy(self)
-        fork.twin, fork._source, fork.decided = self.twin.copy(), copy.copy(self._source), list(self.decided)
-        fork._source.twin = fork.twin
+        fork.twin, fork.decided = self.twin.copy(), list(self.decided)
+        fork._source = self._source.copy(fork.twin)
         fork._router, fork._rng = copy.deepcopy(self._router), copy.deepcopy(self._rng)
         index = len(fork.decided)
         fork.twin.completions()

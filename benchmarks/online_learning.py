@@ -36,9 +36,9 @@ from vidur_ppo_plugin.compare.display import TITLES
 from vidur_ppo_plugin.compare.engines import cell_flags, quietly, run_cell
 from vidur_ppo_plugin.compare.schedulers import LEARNED, SchedulerError, SchedulerSpec, parse_schedulers
 from vidur_ppo_plugin.compare.seeds import COMPARISON
-from vidur_ppo_plugin.envs.settings import changed, find_scenario
+from vidur_ppo_plugin.envs.settings import changed
 from vidur_ppo_plugin.flags import BALANCED
-from vidur_ppo_plugin.scenario import Scenario, ScenarioError
+from vidur_ppo_plugin.scenario import Scenario, ScenarioError, find_scenario
 
 NOTHING = "nothing"
 START = "start"

@@ -99,9 +99,10 @@ def install(python: Path, directory: Path) -> None:
     pip = [sys.executable, "-m", "pip", "--quiet", "--isolated", "--disable-pip-version-check"]
     offline = ["--no-deps", "--no-index"]
     build = [*pip, "wheel", *offline, "--no-build-isolation", "--wheel-dir", str(directory), str(source)]
-    subprocess.run(build, check=True)
+    # A PYTHONPATH with a checkout that was installed in editable mode makes pip say that all is there already.
+    subprocess.run(build, check=True, env=clean_environ())
     (wheel,) = directory.glob("*.whl")
-    subprocess.run([*pip, "--python", str(python), "install", *offline, str(wheel)], check=True)
+    subprocess.run([*pip, "--python", str(python), "install", *offline, str(wheel)], check=True, env=clean_environ())
 
 
 def check_difference(without: Path, with_us: Path) -> None:

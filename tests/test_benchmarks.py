@@ -4,6 +4,7 @@ A benchmark is a file in `benchmarks/` whose name does not begin with an undersc
 in NOT_HERE; what it takes in a whole size, and whether limits are kept, is not a matter of these tests.
 """
 
+import importlib
 import json
 import math
 import os
@@ -17,6 +18,8 @@ from typing import Any
 
 import pytest
 from packaging_tools import ROOT
+
+import vidur_ppo_plugin
 
 BENCHMARKS = ROOT / "benchmarks"
 POLICY, PRIOR = "ppo_modular:pretrained", "least_tokens"
@@ -163,6 +166,13 @@ def check_same_results(result: Result) -> None:
     assert len(set(result["digests"].values())) == 3
 
 
+def check_same_speed(result: Result) -> None:
+    figure = result["figures"]["start of Python"]
+    assert figure["pairs"] == 2
+    assert_positive(figure, "ratio", "low", "high", "base_s", "this_s")
+    assert figure["low"] <= figure["ratio"] <= figure["high"]
+
+
 @dataclass(frozen=True)
 class Case:
     """How a benchmark is run beside `--json --quick`, and what must be true of its result."""
@@ -192,6 +202,7 @@ CASES = {
     "clairvoyant": Case("clairvoyant.py", check_clairvoyant),
     "evaluation of logs": Case("log_evaluation.py", check_log_evaluation),
     "same results": Case("same_results.py", check_same_results),
+    "same speed": Case("same_speed.py", check_same_speed, ("--base", str(ROOT))),
     "why it works": Case("why_it_works.py", check_why_it_works, writes=True),
 }
 #: Run by tests of their own, below or elsewhere, or nowhere, and why.
@@ -213,6 +224,32 @@ def test_it_measures_what_it_claims_to(name: str, tmp_path: Path) -> None:
 def test_every_benchmark_is_run_or_has_a_reason_not_to_be() -> None:
     files = {path.name for path in BENCHMARKS.glob("*.py") if not path.name.startswith("_")}
     assert files == {case.file for case in CASES.values()} | set(NOT_HERE)
+
+
+def test_same_speed_judges_by_students_t(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    ratio_of = importlib.import_module("same_speed").ratio_of
+    found = ratio_of([1.0, 1.0, 1.0, 1.0], [1.1, 1.2, 1.1, 1.2])
+    middle, half = math.sqrt(1.1 * 1.2), math.log(1.2 / 1.1) / 2
+    assert found["ratio"] == pytest.approx(middle)
+    # t(3) is 3.1824 at 97.5 %; the deviation is half * sqrt(4 / 3), over the root of 4.
+    assert found["low"] == pytest.approx(middle * math.exp(-3.18245 * half / math.sqrt(3)), rel=1e-5)
+    assert found["high"] == pytest.approx(middle * math.exp(3.18245 * half / math.sqrt(3)), rel=1e-5)
+    assert ratio_of([2.0], [1.0]) == {"ratio": 0.5, "low": None, "high": None, "pairs": 1}
+
+
+def test_start_up_cost_installs_beside_a_checkout_that_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An editable install leaves metadata in the checkout, by which pip takes the package for installed."""
+    metadata = tmp_path / "checkout" / "vidur_ppo_plugin.egg-info" / "PKG-INFO"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text(f"Metadata-Version: 2.1\nName: vidur-ppo-plugin\nVersion: {vidur_ppo_plugin.__version__}\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(metadata.parents[1]), str(ROOT))))
+    program = "import pathlib, startup_cost as s; d = pathlib.Path({!r}); p = s.make_environment(d / 'e')\n"
+    program += "s.install(p, d); print(s.output_of(p, 'import vidur_ppo_plugin'))"
+    command = [sys.executable, "-c", program.format(str(tmp_path))]
+    subprocess.run(command, check=True, cwd=BENCHMARKS, capture_output=True, timeout=600)
 
 
 def test_it_prints_a_table_for_people(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from small_twins import config_of, submit, workload
 
 from vidur_ppo_plugin.twin import layout
 from vidur_ppo_plugin.twin.config import TwinConfig
+from vidur_ppo_plugin.twin.source import TwinReplicaSource
 from vidur_ppo_plugin.twin.twin import Completions, Twin, in_order, run
 from vidur_ppo_plugin.workload.requests import Requests
 
@@ -80,6 +81,19 @@ def test_a_copy_goes_its_own_way() -> None:
     alone = run_all(config_of(), {name: values[:60] for name, values in requests.items()})
     assert_same(in_order(copy.completions()), alone)
     assert_same(in_order(twin.completions()), run_all(config_of(), requests))
+
+
+def test_a_copy_of_a_source_sees_arrivals_of_its_own() -> None:
+    source = TwinReplicaSource(Twin(config_of()))
+    source.request_info(100, 1.0)
+    copied = source.copy(source.twin.copy())
+    assert copied.request_info(100, 3.0).since_last_arrival_s == 2.0
+    assert copied.request_info(100, 9.0).since_last_arrival_s == 6.0
+    here = source.request_info(100, 2.0)
+    assert here.since_last_arrival_s == 1.0 and here.arrival_rate_per_s > 0
+    copied.twin.submit(0, 9.0, 100, 10)
+    assert copied.snapshot(9.0).outstanding_requests.sum() == 1
+    assert source.snapshot(9.0).outstanding_requests.sum() == 0
 
 
 def test_going_back_to_a_checkpoint() -> None:

@@ -34,9 +34,9 @@ class NetworkFlags:
         "The heuristic that the policy is a residual of: untrained, it is exactly this heuristic.",
         choices=[
             "none",
-            "least_tokens",
             "least_outstanding",
             "least_kv",
+            "least_tokens",
             "shortest_delay",
             "log_least_tokens",
             "log_least_work",

@@ -1,4 +1,4 @@
-"""Every flag of ours as Markdown, from the groups in `flags/`.
+"""Every flag of ours as Markdown, from the groups in `flags/` and those of the table of heuristics.
 
 `python -m vidur_ppo_plugin.sim.flag_docs > docs/flags.md` writes the documentation anew.
 """

@@ -1,5 +1,7 @@
 """A `ReplicaSource` over a twin: the same snapshots as `sim.replica_source` gives of the same history in Vidur."""
 
+import copy
+
 import numpy as np
 
 from vidur_ppo_plugin.routing.averages import Arrivals, mean_output
@@ -17,6 +19,12 @@ class TwinReplicaSource:
         self._initial_decode_tokens = initial_decode_tokens
         self._num_waiting_slots = num_waiting_slots
         self._arrivals = Arrivals()
+
+    def copy(self, twin: Twin) -> "TwinReplicaSource":
+        """A source over a copy of this one's twin, which has seen the same arrivals and goes on by itself."""
+        source = copy.copy(self)
+        source.twin, source._arrivals = twin, copy.copy(self._arrivals)
+        return source
 
     @property
     def num_replicas(self) -> int:
