@@ -11,9 +11,10 @@ from typing import Any, get_args, get_origin
 
 from vidur_ppo_plugin import _autoload
 from vidur_ppo_plugin.flags import flag_name
+from vidur_ppo_plugin.routing import heuristics
 
 # Where groups of flags are: in their room, and those of the heuristics with their table.
-_PLACES = ("vidur_ppo_plugin.flags.", "vidur_ppo_plugin.routing.heuristics")
+_PLACES = ("vidur_ppo_plugin.flags.", heuristics.__name__)
 # How wide paragraphs are.
 _COLUMNS = 120
 _INTRODUCTION = """\
