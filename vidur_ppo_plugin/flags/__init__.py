@@ -21,7 +21,7 @@ from .flag import flag, flag_name, range_problem, validate
 from .learning import CurriculumFlags, ExplorationFlags, LearningFlags, WarmStartFlags, check_exploration
 from .network import NetworkFlags
 from .ppo_modular import PPOModularFlags, check_scheduler
-from .reward import BALANCED, RewardFlags, check_reward
+from .reward import BALANCED, COMPONENT_FLAGS, HYBRID_COMPONENTS, HybridComponent, RewardFlags, check_reward
 from .roofline import RooflineFlags, speed_factors
 from .routers import (
     Drain,
@@ -43,9 +43,12 @@ from .workload import (
 
 __all__ = [
     "BALANCED",
+    "COMPONENT_FLAGS",
+    "HYBRID_COMPONENTS",
     "CurriculumFlags",
     "Drain",
     "ExplorationFlags",
+    "HybridComponent",
     "LearningFlags",
     "LengthFlags",
     "LognormalLengthFlags",

@@ -13,9 +13,13 @@ def flag(
     high: Optional[float] = None,
     above: Optional[float] = None,
     choices: Optional[List[str]] = None,
+    **more: Any,
 ) -> Any:
-    """A dataclass field with a help text and a range: `low` and `high` are included, `above` is not."""
-    metadata = {"help": help_text, "low": low, "high": high, "above": above, "choices": choices}
+    """A dataclass field with a help text and a range: `low` and `high` are included, `above` is not.
+
+    `more`: what else the field's metadata holds, for whoever reads the group.
+    """
+    metadata = {"help": help_text, "low": low, "high": high, "above": above, "choices": choices, **more}
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=metadata)
     return field(default=default, metadata=metadata)
