@@ -17,7 +17,7 @@ every field). Vidur also instantiates every config class in every run, so a grou
 checks are called when the scheduler or predictor is built.
 """
 
-from .flag import flag, flag_name, range_problem, validate
+from .flag import flag, flag_name, range_problem, require_value, validate
 from .learning import CurriculumFlags, ExplorationFlags, LearningFlags, WarmStartFlags, check_exploration
 from .network import NetworkFlags
 from .ppo_modular import PPOModularFlags, check_scheduler
@@ -73,6 +73,7 @@ __all__ = [
     "format_drains",
     "parse_drains",
     "range_problem",
+    "require_value",
     "speed_factors",
     "validate",
 ]

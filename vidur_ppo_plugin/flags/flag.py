@@ -51,6 +51,12 @@ def require(flags: Any, is_right: bool, name: str, right: str) -> None:
         raise ValueError(f"{flag_name(type(flags), name)} must be {right}, got {getattr(flags, name)!r}")
 
 
+def require_value(is_right: bool, name: str, value: object, right: str) -> None:
+    """Raise ValueError naming an argument that is no flag, its value and what would be right."""
+    if not is_right:
+        raise ValueError(f"{name} must be {right}, got {value!r}")
+
+
 def range_problem(value: Any, metadata: Any) -> Optional[str]:
     """What the value should have been, or None if it is in range."""
     low, high, above, choices = (metadata[key] for key in ("low", "high", "above", "choices"))

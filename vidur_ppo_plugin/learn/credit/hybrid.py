@@ -15,9 +15,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vidur_ppo_plugin.flags import COMPONENT_FLAGS, HYBRID_COMPONENTS, RewardFlags, check_reward, validate
-
-from .checks import require
+from vidur_ppo_plugin.flags import (
+    COMPONENT_FLAGS,
+    HYBRID_COMPONENTS,
+    RewardFlags,
+    check_reward,
+    require_value,
+    validate,
+)
 
 # Below these, a ratio would measure rounding or the first moments of a run rather than the policy.
 _LEAST_SPAN_S = 1e-3
@@ -112,7 +117,7 @@ def _spread(name: str, values: ArrayLike) -> tuple[float, float, float]:
     array = np.asarray(values, dtype=np.float64)
     largest = float(array.max(initial=0.0))
     is_right = array.size > 0 and float(array.min()) >= 0.0 and largest < math.inf
-    require(is_right, name, values, "one value for each replica, finite and >= 0")
+    require_value(is_right, name, values, "one value for each replica, finite and >= 0")
     if largest == 0.0:
         return 0.0, 1.0, 0.0
     scaled = array / largest
@@ -177,7 +182,7 @@ class HybridReward:
         must not pay. The reference is the own past. `penalty_scale` is the curriculum's and multiplies all penalties.
         """
         flags = self._flags
-        require(0.0 <= penalty_scale < math.inf, "penalty_scale", penalty_scale, "finite and >= 0")
+        require_value(0.0 <= penalty_scale < math.inf, "penalty_scale", penalty_scale, "finite and >= 0")
         parts = {name: formula(loads, queue_lengths, flags) for name, formula in OF_REPLICAS.items()}
         self._slide(now_s, completions_since_last)
         parts |= self._of_completions()
@@ -221,13 +226,15 @@ class HybridReward:
         """Move the window's end to `now_s`; at least one completion stays, for its latency."""
         state = self._state
         earliest_s = state.now_s if state.decisions else -math.inf
-        require(earliest_s <= now_s < math.inf and now_s > -math.inf, "now_s", now_s, f"finite and >= {earliest_s}")
+        require_value(
+            earliest_s <= now_s < math.inf and now_s > -math.inf, "now_s", now_s, f"finite and >= {earliest_s}"
+        )
         if not state.decisions:
             state.window_start_s = now_s
         state.decisions, state.now_s = state.decisions + 1, now_s
         for completed_at_s, latency_s in sorted(completions):
-            require(0.0 <= latency_s < math.inf, "latency_s", latency_s, "finite and >= 0")
-            require(completed_at_s <= now_s, "completed_at_s", completed_at_s, f"<= now_s ({now_s})")
+            require_value(0.0 <= latency_s < math.inf, "latency_s", latency_s, "finite and >= 0")
+            require_value(completed_at_s <= now_s, "completed_at_s", completed_at_s, f"<= now_s ({now_s})")
             if not state.completed_at_s:
                 state.window_start_s = min(state.window_start_s, completed_at_s - latency_s)
             state.completed_at_s.append(completed_at_s)
