@@ -33,7 +33,7 @@ START_UP_FILES = {
         " import vidur_ppo_plugin._autoload as a; a.install()\\n"
         "except Exception as e:\\n"
         " v = getattr(sys, 'orig_argv', [])\\n"
-        f" n = {sorted(AUTOLOAD['OWN_TYPES'])!r}\\n"
+        f" n = {sorted(AUTOLOAD['own_types']())!r}\\n"
         " if 'vidur.main' in v and any(x.split('=')[-1].lower() in n for x in v):\\n"
         "  import os; sys.stderr.write('error: vidur-ppo-plugin is installed but failed to load: %r\\\\n' % e)\\n"
         '  sys.stderr.flush(); os._exit(2)", {"sys": sys})\n'

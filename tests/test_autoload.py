@@ -258,7 +258,7 @@ def test_own_types_are_those_that_we_register() -> None:
     from vidur_ppo_plugin.sim import config_types
 
     enums = [value for name, value in vars(config_types).items() if name.startswith("Plugin")]
-    assert sorted(_autoload.OWN_TYPES) == sorted(str(member) for enum in enums for member in enum)
+    assert sorted(_autoload.own_types()) == sorted(str(member) for enum in enums for member in enum)
 
 
 # --- The switch VIDUR_PLUGINS ---

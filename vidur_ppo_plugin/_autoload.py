@@ -26,24 +26,8 @@ GROUP = "vidur.plugins"
 SWITCH = "VIDUR_PLUGINS"
 OWN_PLUGIN = ("vidur_ppo", "vidur_ppo_plugin.plugin", "register")
 
-# Our type names: with loading turned off, asking for one of them must not silently run round_robin.
-OWN_TYPES = frozenset(
-    {
-        "ppo_modular",
-        "least_outstanding",
-        "power_of_two",
-        "least_kv",
-        "least_tokens",
-        "least_work",
-        "shortest_delay",
-        "size_split",
-        "roofline",
-        "lognormal",
-        "mixture",
-        "renewal",
-        "replay",
-    }
-)
+# Our types that are no heuristics; the names of those stand in their table alone, see `own_types`.
+_OTHER_TYPES = ("ppo_modular", "roofline", "lognormal", "mixture", "renewal", "replay")
 
 _CONFIG_MODULE = "vidur.config"
 _WATCHED = frozenset(
@@ -202,12 +186,26 @@ def _check_command_lines(is_loaded: bool) -> None:
     flat_dataclass.create_from_cli_args = classmethod(create_from_cli_args)
 
 
+def own_types() -> "set[str]":
+    """Our type names: with loading turned off, asking for one of them must not silently run round_robin.
+
+    The table of heuristics is read as text: what is broken, or not installed yet (`setup.py`), cannot be imported.
+    """
+    import re
+    from pathlib import Path
+
+    table = Path(__file__).parent / "routing" / "heuristics.py"
+    heuristics = re.findall(r'name="(\w+)",\s+type_id=', table.read_text(encoding="utf-8"))
+    return {*_OTHER_TYPES, *heuristics}
+
+
 def _refuse_own_types(type_arguments: list[tuple[str, str]]) -> None:
     """Stop if the command line asks for one of our types although our plugin is off or broken."""
     import os
 
+    names = own_types()
     for flag, value in type_arguments:
-        if value.lower() in OWN_TYPES:
+        if value.lower() in names:
             error = failures.get(OWN_PLUGIN[0])
             reason = (
                 f"it failed to load: {error!r}"
