@@ -350,7 +350,7 @@ BAD_VALUES = [
     (
         "ppo_modular",
         ["--p_p_o_global_scheduler_modular_config_prior", "random"],
-        "--p_p_o_global_scheduler_modular_config_prior must be one of none, least_tokens, ",
+        "--p_p_o_global_scheduler_modular_config_prior must be one of none, least_outstanding, ",
         "got 'random'",
     ),
     ("round_robin", ["--cluster_config_num_replicas", "0"], "--cluster_config_num_replicas must be >= 1", "got 0"),

@@ -115,7 +115,7 @@ def test_every_numeric_flag_has_a_range() -> None:
 def test_a_choice_out_of_the_list_is_refused_by_name() -> None:
     flags = config_types.PPOGlobalSchedulerModularConfig(prior="least_token")
     with pytest.raises(
-        ValueError, match=r"--p_p_o_global_scheduler_modular_config_prior must be one of none, least_tokens"
+        ValueError, match=r"--p_p_o_global_scheduler_modular_config_prior must be one of none, least_outstanding"
     ):
         validate(flags)
 

@@ -19,7 +19,6 @@ from vidur_ppo_plugin.routing.snapshot import FloatArray
 from vidur_ppo_plugin.routing.visibility import Visibility
 from vidur_ppo_plugin.scenario import Scenario
 
-from .clusters import start_cluster
 from .observations import Observation
 from .setup import EnvSetup
 from .summary import CLASSES, EpisodeLog
@@ -83,11 +82,8 @@ class RoutingEnv(gymnasium.Env[Observation, np.int64]):
         self._workload_seed = self._setup.pick_seed(seed, self.np_random)
         requests = self.scenario.requests(self._workload_seed)
         self._is_long = requests.prompt_tokens > self.scenario.class_boundary_tokens
-        setup = self._setup
-        self._cluster = start_cluster(
-            self.scenario, self._workload_seed, requests, setup.flags, setup.twin, backend=setup.backend
-        )
-        self._rewards = DecisionRewards(setup.flags)
+        self._cluster = self._setup.start(self._workload_seed, requests)
+        self._rewards = DecisionRewards(self._setup.flags)
         self._log = EpisodeLog(self.scenario.num_replicas)
         visibility = Visibility(report_delay_s=self.scenario.report_delay_s, drains=self.scenario.drains(requests))
         self._run = Run(self._cluster, [self._log], visibility=visibility)

@@ -6,13 +6,16 @@ from typing import Any
 
 import numpy as np
 
+from vidur_ppo_plugin.clusters.cluster import Cluster
 from vidur_ppo_plugin.flags import RewardFlags
 from vidur_ppo_plugin.scenario import Scenario, find_scenario
 from vidur_ppo_plugin.sim.delay_model import build_delay_model
-from vidur_ppo_plugin.sim.stepping import simulation_config
+from vidur_ppo_plugin.sim.stepping import SteppedVidur, simulation_config
+from vidur_ppo_plugin.sim.twin_config import twin_config
+from vidur_ppo_plugin.twin.cluster import TwinCluster
 from vidur_ppo_plugin.twin.config import TwinConfig
+from vidur_ppo_plugin.workload.requests import Requests
 
-from .clusters import twin_of
 from .observations import ObservationMaker
 from .settings import BACKENDS, changed, check_at_least, check_choice, ppo_flags
 
@@ -64,7 +67,7 @@ class EnvSetup:
         #: None where no twin is needed.
         self.twin: TwinConfig | None = None
         if backend == "twin" or reward_mode == "marginal_delay":
-            self.twin = twin_of(config, self.scenario)
+            self.twin = _twin_of(config, self.scenario)
 
     @property
     def any_seed(self) -> int:
@@ -74,6 +77,16 @@ class EnvSetup:
     def build_observer(self) -> ObservationMaker:
         """Sees one cluster."""
         return ObservationMaker(self.flags, self.scenario.num_replicas, self._delay_model, flatten=self.flatten)
+
+    def start(self, seed: int, requests: Requests) -> Cluster:
+        """A run of the requests of a seed. Vidur draws them itself, and a twin beside it gives the marginal delay."""
+        slots = self.flags.max_queue_requests_per_replica
+        if self.backend == "vidur":
+            has_exact_credit = self.flags.reward_mode == "marginal_delay"
+            vidur_flags = self.scenario.vidur_flags(seed)
+            return SteppedVidur(vidur_flags, num_waiting_slots=slots, has_exact_credit=has_exact_credit)
+        assert self.twin is not None
+        return TwinCluster(self.twin, requests, num_waiting_slots=slots)
 
     def pick_seed(self, seed: int | None, np_random: np.random.Generator) -> int:
         """The workload seed of an episode: the given one, or one drawn."""
@@ -88,3 +101,12 @@ class EnvSetup:
         """What is drawn from: a trace has a window for each of a few seeds."""
         trace = self.scenario.trace
         return range(FIRST_DRAWN_SEED, NUM_SEEDS) if trace is None else sorted(trace.windows)
+
+
+def _twin_of(config: Any, scenario: Scenario) -> TwinConfig:
+    """The twin of a Vidur config; ValueError if there is none, with a way out."""
+    try:
+        return twin_config(config)
+    except ValueError as error:
+        way_out = "use backend='vidur' with reward_mode='queue_delay' or 'hybrid'"
+        raise ValueError(f"scenario {scenario.name!r}: {error}; {way_out}") from error

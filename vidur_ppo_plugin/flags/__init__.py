@@ -17,11 +17,11 @@ every field). Vidur also instantiates every config class in every run, so a grou
 checks are called when the scheduler or predictor is built.
 """
 
-from .flag import flag, flag_name, range_problem, validate
+from .flag import flag, flag_name, range_problem, require_value, validate
 from .learning import CurriculumFlags, ExplorationFlags, LearningFlags, WarmStartFlags, check_exploration
 from .network import NetworkFlags
 from .ppo_modular import PPOModularFlags, check_scheduler
-from .reward import BALANCED, RewardFlags, check_reward
+from .reward import BALANCED, COMPONENT_FLAGS, HYBRID_COMPONENTS, HybridComponent, RewardFlags, check_reward
 from .roofline import RooflineFlags, speed_factors
 from .routers import (
     Drain,
@@ -43,9 +43,12 @@ from .workload import (
 
 __all__ = [
     "BALANCED",
+    "COMPONENT_FLAGS",
+    "HYBRID_COMPONENTS",
     "CurriculumFlags",
     "Drain",
     "ExplorationFlags",
+    "HybridComponent",
     "LearningFlags",
     "LengthFlags",
     "LognormalLengthFlags",
@@ -70,6 +73,7 @@ __all__ = [
     "format_drains",
     "parse_drains",
     "range_problem",
+    "require_value",
     "speed_factors",
     "validate",
 ]

@@ -13,9 +13,13 @@ def flag(
     high: Optional[float] = None,
     above: Optional[float] = None,
     choices: Optional[List[str]] = None,
+    **more: Any,
 ) -> Any:
-    """A dataclass field with a help text and a range: `low` and `high` are included, `above` is not."""
-    metadata = {"help": help_text, "low": low, "high": high, "above": above, "choices": choices}
+    """A dataclass field with a help text and a range: `low` and `high` are included, `above` is not.
+
+    `more`: what else the field's metadata holds, for whoever reads the group.
+    """
+    metadata = {"help": help_text, "low": low, "high": high, "above": above, "choices": choices, **more}
     if isinstance(default, list):
         return field(default_factory=lambda: list(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -45,6 +49,12 @@ def require(flags: Any, is_right: bool, name: str, right: str) -> None:
     """Raise ValueError naming the flag `name` and its value unless it is right beside the other flags."""
     if not is_right:
         raise ValueError(f"{flag_name(type(flags), name)} must be {right}, got {getattr(flags, name)!r}")
+
+
+def require_value(is_right: bool, name: str, value: object, right: str) -> None:
+    """Raise ValueError naming an argument that is no flag, its value and what would be right."""
+    if not is_right:
+        raise ValueError(f"{name} must be {right}, got {value!r}")
 
 
 def range_problem(value: Any, metadata: Any) -> Optional[str]:

@@ -1,7 +1,7 @@
 """What a decision is worth."""
 
-from dataclasses import dataclass
-from typing import Any, Dict, Optional
+from dataclasses import dataclass, fields
+from typing import Any, Dict, List, Optional
 
 from .flag import flag, require
 
@@ -9,6 +9,17 @@ from .flag import flag, require
 #: of the package is best balanced, by docs/experiments.md: below it the slowest first tokens come later than with
 #: least_tokens, above it less mean latency is won.
 BALANCED = 0.8
+
+
+@dataclass(frozen=True)
+class HybridComponent:
+    """A part of the hybrid reward; it stands with the flag that weighs it, its formula in `learn/credit/hybrid.py`."""
+
+    name: str
+    #: score: times its flag, added. bonus: added. penalty: subtracted, times the curriculum's penalty.
+    kind: str
+    #: For the documentation of the metric of that name.
+    formula: str
 
 
 @dataclass
@@ -50,16 +61,37 @@ class RewardFlags:
         low=0,
     )
     absolute_weight: float = flag(
-        0.8, "hybrid: weight of the absolute score. Raise it to reward levels, lower it if load moves them.", low=0
+        0.8,
+        "hybrid: weight of the absolute score. Raise it to reward levels, lower it if load moves them.",
+        low=0,
+        component=HybridComponent(
+            "absolute_score",
+            "score",
+            "throughput / `throughput_target` - `alpha` · latency / `latency_threshold`, over the sliding window.",
+        ),
     )
     delta_weight: float = flag(
-        0.2, "hybrid: weight of the change score. Raise it to reward improvement, lower it if it is noise.", low=0
+        0.2,
+        "hybrid: weight of the change score. Raise it to reward improvement, lower it if it is noise.",
+        low=0,
+        component=HybridComponent(
+            "delta_score",
+            "score",
+            "Relative change of throughput minus relative change of latency, each against its moving average.",
+        ),
     )
     alpha: float = flag(
         0.1, "hybrid: latency in the absolute score. Raise it if latency is ignored, lower it if throughput is.", low=0
     )
     kappa: float = flag(
-        0.05, "hybrid: weight of the logistic penalty. Raise it to avoid lateness, lower it if it dominates.", low=0
+        0.05,
+        "hybrid: weight of the logistic penalty. Raise it to avoid lateness, lower it if it dominates.",
+        low=0,
+        component=HybridComponent(
+            "logistic_penalty",
+            "penalty",
+            "`kappa` · (sigmoid(x) + max(0, x)), x = (latency - `latency_threshold`) / `sigma`.",
+        ),
     )
     sigma: float = flag(
         2.0,
@@ -73,19 +105,49 @@ class RewardFlags:
         above=0,
     )
     latency_penalty_scale: float = flag(
-        0.5, "hybrid: weight of latency above the threshold. Raise it for a hard limit, lower it in overload.", low=0
+        0.5,
+        "hybrid: weight of latency above the threshold. Raise it for a hard limit, lower it in overload.",
+        low=0,
+        component=HybridComponent(
+            "latency_penalty", "penalty", "`latency_penalty_scale` · max(0, latency / `latency_threshold` - 1)."
+        ),
     )
     load_balance_penalty: float = flag(
-        0.15, "hybrid: weight of uneven loads. Lower it if it turns into round-robin, raise it if one overloads.", low=0
+        0.15,
+        "hybrid: weight of uneven loads. Lower it if it turns into round-robin, raise it if one overloads.",
+        low=0,
+        component=HybridComponent(
+            "balance_penalty", "penalty", "`load_balance_penalty` · coefficient of variation of the normalised loads."
+        ),
     )
     balance_penalty_weight: float = flag(
-        0.02, "hybrid: weight of the deviation of queue lengths. Lower it or raise it for the same reasons.", low=0
+        0.02,
+        "hybrid: weight of the deviation of queue lengths. Lower it or raise it for the same reasons.",
+        low=0,
+        component=HybridComponent(
+            "queue_penalty",
+            "penalty",
+            "`balance_penalty_weight` · standard deviation of the queue lengths across replicas.",
+        ),
     )
     latency_bonus_weight: float = flag(
-        0.1, "hybrid: bonus for latency under the threshold. Raise it to go beyond, lower it if that is enough.", low=0
+        0.1,
+        "hybrid: bonus for latency under the threshold. Raise it to go beyond, lower it if that is enough.",
+        low=0,
+        component=HybridComponent(
+            "latency_bonus", "bonus", "`latency_bonus_weight` · max(0, 1 - latency / `latency_threshold`)."
+        ),
     )
     reference_weight: float = flag(
-        0.1, "hybrid: weight of the gain over the own past. Raise it to keep improving, lower it if load varies.", low=0
+        0.1,
+        "hybrid: weight of the gain over the own past. Raise it to keep improving, lower it if load varies.",
+        low=0,
+        component=HybridComponent(
+            "reference_gain",
+            "bonus",
+            "`reference_weight` · relative gain in latency over the moving average of the reference. Positive when "
+            "better than the reference.",
+        ),
     )
     reward_clip_low: Optional[float] = flag(
         None,
@@ -114,6 +176,15 @@ class RewardFlags:
         what it asks.
         """
         return {"latency_power": self.latency_power, "backlog_weight": self.backlog_weight}
+
+
+#: The components of the hybrid reward, in the order of their flags; and the flag that weighs each.
+HYBRID_COMPONENTS: List[HybridComponent] = [
+    item.metadata["component"] for item in fields(RewardFlags) if "component" in item.metadata
+]
+COMPONENT_FLAGS: Dict[str, str] = {
+    item.metadata["component"].name: item.name for item in fields(RewardFlags) if "component" in item.metadata
+}
 
 
 def check_reward(flags: RewardFlags) -> None:

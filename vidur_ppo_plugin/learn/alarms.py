@@ -7,17 +7,12 @@ from collections import deque
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from vidur_ppo_plugin.flags import RunningFlags
+from vidur_ppo_plugin.flags import RunningFlags, require_value
 
 logger = logging.getLogger(__name__)
 
 # An alarm ends only when the share has fallen this much below the threshold: a share that hovers is one alarm.
 _RELEASE_FACTOR = 0.95
-
-
-def _require(is_right: bool, name: str, value: object, right: str) -> None:
-    if not is_right:
-        raise ValueError(f"{name} must be {right}, got {value!r}")
 
 
 class CollapseAlarm:
@@ -26,11 +21,11 @@ class CollapseAlarm:
     def __init__(
         self, *, num_replicas: int, share_threshold: float = RunningFlags.collapse_share, window: int = 200
     ) -> None:
-        _require(num_replicas >= 1, "num_replicas", num_replicas, ">= 1")
-        _require(window >= 1, "window", window, ">= 1 decision")
+        require_value(num_replicas >= 1, "num_replicas", num_replicas, ">= 1")
+        require_value(window >= 1, "window", window, ">= 1 decision")
         fair = 1.0 / num_replicas if num_replicas > 1 else 0.0
         right = f"above a fair share (1 / {num_replicas}) and below 1"
-        _require(fair < share_threshold < 1.0, "share_threshold", share_threshold, right)
+        require_value(fair < share_threshold < 1.0, "share_threshold", share_threshold, right)
         self._threshold = share_threshold
         self._window = window
         self._recent: deque[int] = deque()
@@ -52,7 +47,7 @@ class CollapseAlarm:
 
     def on_decision(self, replica: int) -> bool:
         """A request was sent to this replica (its index). Whether the alarm is active."""
-        _require(0 <= replica < len(self._counts), "replica", replica, f"an index below {len(self._counts)}")
+        require_value(0 <= replica < len(self._counts), "replica", replica, f"an index below {len(self._counts)}")
         self._recent.append(replica)
         self._counts[replica] += 1
         if len(self._recent) > self._window:
@@ -75,10 +70,10 @@ class SafetyLimit:
     """Counts completed requests whose latency is above a hard limit; by flag, keeps new ones off stuck replicas."""
 
     def __init__(self, *, latency_limit_s: float, mask: bool = False) -> None:
-        _require(
+        require_value(
             0.0 <= latency_limit_s < math.inf, "latency_limit_s", latency_limit_s, "> 0 seconds, or 0 for no limit"
         )
-        _require(latency_limit_s > 0.0 or not mask, "mask", mask, "False without a latency_limit_s")
+        require_value(latency_limit_s > 0.0 or not mask, "mask", mask, "False without a latency_limit_s")
         self._limit_s = latency_limit_s
         self._mask = mask
         #: Requests above the limit, ever.
@@ -92,7 +87,7 @@ class SafetyLimit:
 
         Logged at the 1st, 2nd, 4th, 8th … violation: a bad run must not fill the disk.
         """
-        _require(0.0 <= latency_s < math.inf, "latency_s", latency_s, "finite and >= 0")
+        require_value(0.0 <= latency_s < math.inf, "latency_s", latency_s, "finite and >= 0")
         if not 0.0 < self._limit_s < latency_s:
             return False
         self.violations += 1

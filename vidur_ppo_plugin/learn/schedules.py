@@ -4,17 +4,14 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from vidur_ppo_plugin.flags import require_value
+
 # Where adapted values stay unless they start elsewhere: after many small updates an unbounded one takes as many to come
 # back.
 _LEAST_KL_COEF, _MOST_KL_COEF = 1e-3, 10.0
 _LEAST_LR, _MOST_LR = 1e-5, 1e-2
 
 KINDS = ("constant", "linear")
-
-
-def _require(is_right: bool, name: str, value: object, right: str) -> None:
-    if not is_right:
-        raise ValueError(f"{name} must be {right}, got {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +28,10 @@ class Schedule:
 
     def __post_init__(self) -> None:
         """Refuse what has no value at some step."""
-        _require(self.kind in KINDS, "kind", self.kind, f"one of {', '.join(KINDS)}")
-        _require(math.isfinite(self.start), "start", self.start, "finite")
-        _require(math.isfinite(self.end), "end", self.end, "finite")
-        _require(self.steps >= 1, "steps", self.steps, ">= 1")
+        require_value(self.kind in KINDS, "kind", self.kind, f"one of {', '.join(KINDS)}")
+        require_value(math.isfinite(self.start), "start", self.start, "finite")
+        require_value(math.isfinite(self.end), "end", self.end, "finite")
+        require_value(self.steps >= 1, "steps", self.steps, ">= 1")
 
     def value(self, step: int) -> float:
         """The value at a step; before 0 it is `start`, from `steps` on exactly `end`."""
@@ -53,15 +50,15 @@ class KlController:
     """
 
     def __init__(self, *, kl_coef: float, target_kl: float) -> None:
-        _require(0.0 < target_kl < math.inf, "target_kl", target_kl, "finite and > 0 nats")
-        _require(0.0 <= kl_coef < math.inf, "kl_coef", kl_coef, "finite and >= 0 (off)")
+        require_value(0.0 < target_kl < math.inf, "target_kl", target_kl, "finite and > 0 nats")
+        require_value(0.0 <= kl_coef < math.inf, "kl_coef", kl_coef, "finite and >= 0 (off)")
         self._target_kl = target_kl
         self._bounds = min(_LEAST_KL_COEF, kl_coef or _LEAST_KL_COEF), max(_MOST_KL_COEF, kl_coef)
         self.kl_coef = kl_coef
 
     def update(self, approx_kl: float) -> float:
         """The coefficient for the next update, after one that moved the policy by `approx_kl`."""
-        _require(math.isfinite(approx_kl), "approx_kl", approx_kl, "finite")
+        require_value(math.isfinite(approx_kl), "approx_kl", approx_kl, "finite")
         if self.kl_coef > 0.0:
             if approx_kl > 1.5 * self._target_kl:
                 self.kl_coef = min(2.0 * self.kl_coef, self._bounds[1])
@@ -88,15 +85,15 @@ class KlAdaptiveLearningRate:
     FACTOR = 1.5
 
     def __init__(self, *, lr: float, target_kl: float) -> None:
-        _require(0.0 < target_kl < math.inf, "target_kl", target_kl, "finite and > 0 nats")
-        _require(0.0 < lr < math.inf, "lr", lr, "finite and > 0")
+        require_value(0.0 < target_kl < math.inf, "target_kl", target_kl, "finite and > 0 nats")
+        require_value(0.0 < lr < math.inf, "lr", lr, "finite and > 0")
         self._target_kl = target_kl
         self._bounds = min(_LEAST_LR, lr), max(_MOST_LR, lr)
         self.lr = lr
 
     def update(self, approx_kl: float) -> float:
         """The learning rate for what follows, after a step that moved the policy by `approx_kl`."""
-        _require(math.isfinite(approx_kl), "approx_kl", approx_kl, "finite")
+        require_value(math.isfinite(approx_kl), "approx_kl", approx_kl, "finite")
         if approx_kl > 2.0 * self._target_kl:
             self.lr = max(self.lr / self.FACTOR, self._bounds[0])
         elif 0.0 < approx_kl < 0.5 * self._target_kl:

@@ -3,6 +3,7 @@
 import importlib
 from typing import Any
 
+from vidur_ppo_plugin.flags import HYBRID_COMPONENTS
 from vidur_ppo_plugin.record.metrics import GROUPS, STEP, Group, metrics, wandb_name
 
 VIEW_NAME = "vidur-ppo"
@@ -10,16 +11,7 @@ VIEW_NAME = "vidur-ppo"
 # Curves that are read together share a panel; every other metric has a panel of its own.
 TOGETHER: dict[str, tuple[str, ...]] = {
     "Raw rewards": ("reward_min", "reward_mean", "reward_max"),
-    "Reward components": (
-        "absolute_score",
-        "delta_score",
-        "logistic_penalty",
-        "latency_penalty",
-        "balance_penalty",
-        "queue_penalty",
-        "latency_bonus",
-        "reference_gain",
-    ),
+    "Reward components": tuple(component.name for component in HYBRID_COMPONENTS),
     "End-to-end latency (s)": ("latency_mean", "latency_p50", "latency_p90", "latency_p99"),
     "Time to first token (s)": ("ttft_p50", "ttft_p90", "ttft_p99"),
     "Where the time goes": ("time_simulating_share", "time_deciding_share", "time_learning_share"),

@@ -5,6 +5,8 @@
 
 from dataclasses import dataclass
 
+from vidur_ppo_plugin.flags import COMPONENT_FLAGS, HYBRID_COMPONENTS, HybridComponent
+
 MAX_REPLICA_COLUMNS = 64  # beyond that one column a replica is unreadable: minimum, maximum and spread instead
 STEP = "update"  # the horizontal axis of every plot
 _REPLICA = "action_replica_"
@@ -43,6 +45,12 @@ def _table(group: Group, *rows: tuple[str, str, str]) -> tuple[Metric, ...]:
     return tuple(Metric(name, unit, group, meaning) for name, unit, meaning in rows)
 
 
+def _counted(component: HybridComponent) -> str:
+    """How a component enters the total."""
+    weight = f"Before `{COMPONENT_FLAGS[component.name]}`."
+    return {"score": weight, "bonus": "Added.", "penalty": "Subtracted."}[component.kind]
+
+
 _PROGRESS = _table(
     LEARNING,
     (STEP, "count", "PPO updates so far, this one included. The horizontal axis of every plot."),
@@ -54,21 +62,8 @@ _REWARD = _table(
     REWARD,
     ("total_reward", "reward", "Sum over the rollout of the reward that is learned from: by `reward_mode` the delay "
      "or the weighted sum of the hybrid components, clipped only if the clip flags are set; before normalisation."),
-    ("absolute_score", "reward", "throughput / `throughput_target` - `alpha` · latency / `latency_threshold`, over the "
-     "sliding window. Before `absolute_weight`. (hybrid)"),
-    ("delta_score", "reward", "Relative change of throughput minus relative change of latency, each against its moving "
-     "average. Before `delta_weight`. (hybrid)"),
-    ("logistic_penalty", "reward", "`kappa` · (sigmoid(x) + max(0, x)), x = (latency - `latency_threshold`) / `sigma`. "
-     "Subtracted. (hybrid)"),
-    ("latency_penalty", "reward", "`latency_penalty_scale` · max(0, latency / `latency_threshold` - 1). "
-     "Subtracted. (hybrid)"),
-    ("balance_penalty", "reward", "`load_balance_penalty` · coefficient of variation of the normalised loads. "
-     "Subtracted. (hybrid)"),
-    ("queue_penalty", "reward", "`balance_penalty_weight` · standard deviation of the queue lengths across replicas. "
-     "Subtracted. (hybrid)"),
-    ("latency_bonus", "reward", "`latency_bonus_weight` · max(0, 1 - latency / `latency_threshold`). Added. (hybrid)"),
-    ("reference_gain", "reward", "`reference_weight` · relative gain in latency over the moving average of the "
-     "reference. Positive when better than the reference. Added. (hybrid)"),
+    *((component.name, "reward", f"{component.formula} {_counted(component)} (hybrid)")
+      for component in HYBRID_COMPONENTS),
     ("queue_delay", "s", "-∫ requests in the system dt from this decision to the next. Its sum over a drained run is "
      "minus the total latency (Little's law)."),
     ("marginal_delay", "s", "-[C(s with the request on the chosen replica) - C(s)], C(s) = total remaining time of all "

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vidur_ppo_plugin.flags import RewardFlags
+from vidur_ppo_plugin.flags import HYBRID_COMPONENTS, RewardFlags
 from vidur_ppo_plugin.learn.credit import hybrid as reward
-from vidur_ppo_plugin.learn.credit.hybrid import HybridReward
+from vidur_ppo_plugin.learn.credit.hybrid import Figures, HybridReward
 
 FLAGS = RewardFlags(throughput_target=0.05)  # as in the plan of 2025-09-18
 PENALTIES = ("logistic_penalty", "latency_penalty", "balance_penalty", "queue_penalty")
@@ -24,16 +24,29 @@ EVEN = [1.0, 1.0]
 # --- The components alone ---
 
 
+def figures(**given: float) -> Figures:
+    """Figures at which nothing is unusual, but for those that are given."""
+    usual = {"throughput": 1.0, "latency_s": 6.0, "target": 1.0, "mean_throughput": 1.0}
+    return Figures(**{**usual, "mean_latency_s": 6.0, "reference_latency_s": 6.0, **given})
+
+
 def test_components_by_hand() -> None:
     """At twice the threshold: x = 3, sigmoid(3) = 0.95257."""
-    assert reward.absolute_score(0.1, 12.0, 0.05, FLAGS) == pytest.approx(2.0 - 0.1 * 2.0)
-    assert reward.delta_score(3.0, 6.0, (2.0, 8.0), FLAGS) == pytest.approx(0.5 + 0.25)
-    assert reward.logistic_penalty(12.0, FLAGS) == pytest.approx(0.05 * (0.9525741268 + 3.0))
-    assert reward.latency_penalty(12.0, FLAGS) == pytest.approx(0.5)
-    assert reward.latency_bonus(3.0, FLAGS) == pytest.approx(0.1 * 0.5)
-    assert reward.reference_gain(6.0, 8.0, FLAGS) == pytest.approx(0.1 * 0.25)
-    assert reward.balance_penalty([1.0, 3.0], FLAGS) == pytest.approx(0.15 * 0.5)
-    assert reward.queue_penalty([1.0, 3.0], FLAGS) == pytest.approx(0.02 * 1.0)
+    late = figures(throughput=0.1, latency_s=12.0, target=0.05)
+    assert reward.absolute_score(late, FLAGS) == pytest.approx(2.0 - 0.1 * 2.0)
+    changed = figures(throughput=3.0, latency_s=6.0, mean_throughput=2.0, mean_latency_s=8.0, reference_latency_s=8.0)
+    assert reward.delta_score(changed, FLAGS) == pytest.approx(0.5 + 0.25)
+    assert reward.logistic_penalty(late, FLAGS) == pytest.approx(0.05 * (0.9525741268 + 3.0))
+    assert reward.latency_penalty(late, FLAGS) == pytest.approx(0.5)
+    assert reward.latency_bonus(figures(latency_s=3.0), FLAGS) == pytest.approx(0.1 * 0.5)
+    assert reward.reference_gain(changed, FLAGS) == pytest.approx(0.1 * 0.25)
+    assert reward.balance_penalty([1.0, 3.0], EVEN, FLAGS) == pytest.approx(0.15 * 0.5)
+    assert reward.queue_penalty(EVEN, [1.0, 3.0], FLAGS) == pytest.approx(0.02 * 1.0)
+
+
+def test_every_component_has_its_formula() -> None:
+    formulas = [*reward.OF_COMPLETIONS, *reward.OF_REPLICAS]
+    assert sorted(formulas) == sorted(component.name for component in HYBRID_COMPONENTS)
 
 
 def falls(function: Any, low: float, high: float) -> bool:
@@ -44,16 +57,16 @@ def falls(function: Any, low: float, high: float) -> bool:
 
 def test_no_component_is_flat_in_its_range() -> None:
     """Latency from nothing to ten times the threshold; the bonus below the threshold, the penalty above it."""
-    assert falls(lambda latency: reward.absolute_score(1.0, latency, 1.0, FLAGS), 0.0, 60.0)
-    assert falls(lambda latency: reward.delta_score(1.0, latency, (1.0, 6.0), FLAGS), 0.0, 60.0)
-    assert falls(lambda latency: reward.reference_gain(latency, 6.0, FLAGS), 0.0, 60.0)
-    assert falls(lambda latency: -reward.logistic_penalty(latency, FLAGS), 0.0, 60.0)
-    assert falls(lambda latency: -reward.latency_penalty(latency, FLAGS), 6.0, 60.0)
-    assert falls(lambda latency: reward.latency_bonus(latency, FLAGS), 0.0, 6.0)
-    assert falls(lambda throughput: -reward.absolute_score(throughput, 6.0, 1.0, FLAGS), 0.0, 10.0)
-    assert falls(lambda throughput: -reward.delta_score(throughput, 6.0, (1.0, 6.0), FLAGS), 0.0, 10.0)
-    assert falls(lambda moved: -reward.balance_penalty([1.0 - moved, 1.0 + moved], FLAGS), 0.0, 1.0)
-    assert falls(lambda moved: -reward.queue_penalty([10.0 - moved, 10.0 + moved], FLAGS), 0.0, 10.0)
+    assert falls(lambda latency: reward.absolute_score(figures(latency_s=latency), FLAGS), 0.0, 60.0)
+    assert falls(lambda latency: reward.delta_score(figures(latency_s=latency), FLAGS), 0.0, 60.0)
+    assert falls(lambda latency: reward.reference_gain(figures(latency_s=latency), FLAGS), 0.0, 60.0)
+    assert falls(lambda latency: -reward.logistic_penalty(figures(latency_s=latency), FLAGS), 0.0, 60.0)
+    assert falls(lambda latency: -reward.latency_penalty(figures(latency_s=latency), FLAGS), 6.0, 60.0)
+    assert falls(lambda latency: reward.latency_bonus(figures(latency_s=latency), FLAGS), 0.0, 6.0)
+    assert falls(lambda throughput: -reward.absolute_score(figures(throughput=throughput), FLAGS), 0.0, 10.0)
+    assert falls(lambda throughput: -reward.delta_score(figures(throughput=throughput), FLAGS), 0.0, 10.0)
+    assert falls(lambda moved: -reward.balance_penalty([1.0 - moved, 1.0 + moved], EVEN, FLAGS), 0.0, 1.0)
+    assert falls(lambda moved: -reward.queue_penalty(EVEN, [10.0 - moved, 10.0 + moved], FLAGS), 0.0, 10.0)
 
 
 # --- Their sum ---

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from vidur_ppo_plugin.flags import require_value
 from vidur_ppo_plugin.hardware import Roofline
 from vidur_ppo_plugin.routing.compiled import compilable, compiled
 from vidur_ppo_plugin.routing.delay_model import DelayModel
 from vidur_ppo_plugin.routing.snapshot import FloatArray
-
-from .checks import require
 
 _NOTHING = np.empty(0)
 
@@ -35,7 +34,7 @@ class DrainCost:
         for item in fields(self):
             least = 1 if item.name == "prefill_chunk_tokens" else 0
             value = getattr(self, item.name)
-            require(least <= value < math.inf, item.name, value, f"finite and >= {least}")
+            require_value(least <= value < math.inf, item.name, value, f"finite and >= {least}")
 
     @classmethod
     def from_roofline(cls, roofline: Roofline, chunk_size: int) -> "DrainCost":
@@ -88,14 +87,14 @@ def marginal_delay(
     Within this linear model the result is exact. The model leaves out: limits of memory and batch size, preemption,
     decode tokens taking room in a chunk, and the part of prefill that grows with the square of the prompt.
     """
-    require(0 < prompt_tokens < math.inf, "prompt_tokens", prompt_tokens, "finite and > 0")
-    require(0 <= decode_tokens < math.inf, "decode_tokens", decode_tokens, "finite and >= 0")
+    require_value(0 < prompt_tokens < math.inf, "prompt_tokens", prompt_tokens, "finite and > 0")
+    require_value(0 <= decode_tokens < math.inf, "decode_tokens", decode_tokens, "finite and >= 0")
     speeds = np.asarray(speed, dtype=np.float64)
     if speeds.shape != work.counts.shape:
         speeds = np.full(work.counts.shape, speeds)
-    require(bool((speeds > 0.0).all()), "speed", speed, "> 0 for each replica")
-    require(0.0 < latency_power < math.inf, "latency_power", latency_power, "finite and > 0")
-    require(0.0 <= backlog_weight < math.inf, "backlog_weight", backlog_weight, "finite and >= 0")
+    require_value(bool((speeds > 0.0).all()), "speed", speed, "> 0 for each replica")
+    require_value(0.0 < latency_power < math.inf, "latency_power", latency_power, "finite and > 0")
+    require_value(0.0 <= backlog_weight < math.inf, "backlog_weight", backlog_weight, "finite and >= 0")
     increased: FloatArray = _increase_compiled(
         work.prefill_tokens,
         work.decode_tokens,

@@ -1,21 +1,28 @@
 """The hybrid reward: its components, each a function, and their sum over a sliding window of completions.
 
+To add a component, write its formula here, and a flag that weighs it, with its `HybridComponent`, in `flags/reward.py`.
+
 Whoever drives it passes times, completions and loads. Penalties are logged as positive numbers and subtracted.
 """
 
 import copy
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from vidur_ppo_plugin.flags import RewardFlags, check_reward, validate
-
-from .checks import require
+from vidur_ppo_plugin.flags import (
+    COMPONENT_FLAGS,
+    HYBRID_COMPONENTS,
+    RewardFlags,
+    check_reward,
+    require_value,
+    validate,
+)
 
 # Below these, a ratio would measure rounding or the first moments of a run rather than the policy.
 _LEAST_SPAN_S = 1e-3
@@ -28,15 +35,31 @@ _AVERAGE_DECISIONS = 100
 _REFERENCE_DECISIONS = 1000
 
 
-def absolute_score(throughput: float, latency_s: float, target: float, flags: RewardFlags) -> float:
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What components are made of: of the sliding window, of the decisions before, and of the replicas now."""
+
+    throughput: float  # completions per second
+    latency_s: float
+    target: float  # throughput that scores 1
+    mean_throughput: float
+    mean_latency_s: float
+    reference_latency_s: float
+
+
+# --- Components: a formula for each of `flags.HYBRID_COMPONENTS`, found by its name ---
+
+
+def absolute_score(figures: Figures, flags: RewardFlags) -> float:
     """throughput / target - alpha * latency / latency_threshold."""
-    return throughput / target - flags.alpha * latency_s / flags.latency_threshold
+    return figures.throughput / figures.target - flags.alpha * figures.latency_s / flags.latency_threshold
 
 
-def delta_score(throughput: float, latency_s: float, means: tuple[float, float], flags: RewardFlags) -> float:
-    """Change of throughput minus change of latency, each relative to its moving average (`means`)."""
-    throughput_change = (throughput - means[0]) / max(means[0], _LEAST_THROUGHPUT)
-    return throughput_change - _relative_change(latency_s, means[1], flags)
+def delta_score(figures: Figures, flags: RewardFlags) -> float:
+    """Change of throughput minus change of latency, each relative to its moving average."""
+    mean = figures.mean_throughput
+    throughput_change = (figures.throughput - mean) / max(mean, _LEAST_THROUGHPUT)
+    return throughput_change - _relative_change(figures.latency_s, figures.mean_latency_s, flags)
 
 
 def _relative_change(latency_s: float, from_latency_s: float, flags: RewardFlags) -> float:
@@ -44,41 +67,49 @@ def _relative_change(latency_s: float, from_latency_s: float, flags: RewardFlags
     return (latency_s - from_latency_s) / max(from_latency_s, least_s)
 
 
-def logistic_penalty(latency_s: float, flags: RewardFlags) -> float:
+def logistic_penalty(figures: Figures, flags: RewardFlags) -> float:
     """kappa * [sigmoid(x) + max(x, 0)], x = (latency - latency_threshold) / sigma.
 
     The linear part keeps bad and terrible apart, where a sigmoid alone is flat.
     """
-    x = (latency_s - flags.latency_threshold) / flags.sigma
+    x = (figures.latency_s - flags.latency_threshold) / flags.sigma
     small = math.exp(-abs(x))
     return flags.kappa * ((1.0 if x >= 0.0 else small) / (1.0 + small) + max(x, 0.0))
 
 
-def latency_penalty(latency_s: float, flags: RewardFlags) -> float:
+def latency_penalty(figures: Figures, flags: RewardFlags) -> float:
     """latency_penalty_scale * max(0, latency / latency_threshold - 1)."""
-    return flags.latency_penalty_scale * max(0.0, latency_s / flags.latency_threshold - 1.0)
+    return flags.latency_penalty_scale * max(0.0, figures.latency_s / flags.latency_threshold - 1.0)
 
 
-def latency_bonus(latency_s: float, flags: RewardFlags) -> float:
+def latency_bonus(figures: Figures, flags: RewardFlags) -> float:
     """latency_bonus_weight * max(0, 1 - latency / latency_threshold)."""
-    return flags.latency_bonus_weight * max(0.0, 1.0 - latency_s / flags.latency_threshold)
+    return flags.latency_bonus_weight * max(0.0, 1.0 - figures.latency_s / flags.latency_threshold)
 
 
-def reference_gain(latency_s: float, reference_latency_s: float, flags: RewardFlags) -> float:
+def reference_gain(figures: Figures, flags: RewardFlags) -> float:
     """reference_weight * relative gain of latency over the reference; negative when worse than it."""
-    return -flags.reference_weight * _relative_change(latency_s, reference_latency_s, flags)
+    return -flags.reference_weight * _relative_change(figures.latency_s, figures.reference_latency_s, flags)
 
 
-def balance_penalty(loads: ArrayLike, flags: RewardFlags) -> float:
+def balance_penalty(loads: ArrayLike, queue_lengths: ArrayLike, flags: RewardFlags) -> float:
     """load_balance_penalty * coefficient of variation (standard deviation / mean) of the replicas' loads."""
     _, mean, deviation = _spread("loads", loads)
     return flags.load_balance_penalty * deviation / mean
 
 
-def queue_penalty(queue_lengths: ArrayLike, flags: RewardFlags) -> float:
+def queue_penalty(loads: ArrayLike, queue_lengths: ArrayLike, flags: RewardFlags) -> float:
     """balance_penalty_weight * standard deviation of the replicas' queue lengths."""
     largest, _, deviation = _spread("queue_lengths", queue_lengths)
     return flags.balance_penalty_weight * deviation * largest
+
+
+#: Formulas by the name of their component: of completions, 0 until the first one; and of the replicas as they are.
+OF_COMPLETIONS = {
+    formula.__name__: formula
+    for formula in (absolute_score, delta_score, logistic_penalty, latency_penalty, latency_bonus, reference_gain)
+}
+OF_REPLICAS = {formula.__name__: formula for formula in (balance_penalty, queue_penalty)}
 
 
 def _spread(name: str, values: ArrayLike) -> tuple[float, float, float]:
@@ -86,7 +117,7 @@ def _spread(name: str, values: ArrayLike) -> tuple[float, float, float]:
     array = np.asarray(values, dtype=np.float64)
     largest = float(array.max(initial=0.0))
     is_right = array.size > 0 and float(array.min()) >= 0.0 and largest < math.inf
-    require(is_right, name, values, "one value for each replica, finite and >= 0")
+    require_value(is_right, name, values, "one value for each replica, finite and >= 0")
     if largest == 0.0:
         return 0.0, 1.0, 0.0
     scaled = array / largest
@@ -151,57 +182,59 @@ class HybridReward:
         must not pay. The reference is the own past. `penalty_scale` is the curriculum's and multiplies all penalties.
         """
         flags = self._flags
-        require(0.0 <= penalty_scale < math.inf, "penalty_scale", penalty_scale, "finite and >= 0")
-        penalties = balance_penalty(loads, flags), queue_penalty(queue_lengths, flags)
+        require_value(0.0 <= penalty_scale < math.inf, "penalty_scale", penalty_scale, "finite and >= 0")
+        parts = {name: formula(loads, queue_lengths, flags) for name, formula in OF_REPLICAS.items()}
         self._slide(now_s, completions_since_last)
-        parts = dict(zip(_LATENCY_PARTS, self._latency_parts(), strict=True))
-        parts["balance_penalty"], parts["queue_penalty"] = penalties
-        raw = flags.absolute_weight * parts["absolute_score"] + flags.delta_weight * parts["delta_score"]
-        raw += parts["latency_bonus"] + parts["reference_gain"]
-        for name in ("logistic_penalty", "latency_penalty", "balance_penalty", "queue_penalty"):
-            parts[name] *= penalty_scale
-            raw -= parts[name]
+        parts |= self._of_completions()
+        raw = 0.0
+        for component in HYBRID_COMPONENTS:
+            if component.kind == "score":
+                raw += getattr(flags, COMPONENT_FLAGS[component.name]) * parts[component.name]
+        raw += sum(parts[component.name] for component in HYBRID_COMPONENTS if component.kind == "bonus")
+        for component in HYBRID_COMPONENTS:
+            if component.kind == "penalty":
+                parts[component.name] *= penalty_scale
+                raw -= parts[component.name]
         low, high = flags.reward_clip_low, flags.reward_clip_high
         total = raw if low is None else max(raw, low)
         return {**parts, "raw_reward": raw, "total_reward": total if high is None else min(total, high)}
 
-    def _latency_parts(self) -> Sequence[float]:
+    def _of_completions(self) -> dict[str, float]:
+        """The components that are made of latency and throughput, with those; then advances the averages."""
         flags, state = self._flags, self._state
         if not state.latencies_s:
-            return [0.0] * len(_LATENCY_PARTS)
+            return dict.fromkeys(("latency_is_known", "throughput", "latency", *OF_COMPLETIONS), 0.0)
         throughput = self._throughput()
         latency_s = sum(state.latencies_s) / len(state.latencies_s)
-        target = flags.throughput_target or max(state.peak_throughput or throughput, _LEAST_THROUGHPUT)
-        means = state.throughput.value_or(throughput), state.latency.value_or(latency_s)
-        parts = (
-            1.0,
-            throughput,
-            latency_s,
-            absolute_score(throughput, latency_s, target, flags),
-            delta_score(throughput, latency_s, means, flags),
-            logistic_penalty(latency_s, flags),
-            latency_penalty(latency_s, flags),
-            latency_bonus(latency_s, flags),
-            reference_gain(latency_s, state.reference.value_or(latency_s), flags),
+        figures = Figures(
+            throughput=throughput,
+            latency_s=latency_s,
+            target=flags.throughput_target or max(state.peak_throughput or throughput, _LEAST_THROUGHPUT),
+            mean_throughput=state.throughput.value_or(throughput),
+            mean_latency_s=state.latency.value_or(latency_s),
+            reference_latency_s=state.reference.value_or(latency_s),
         )
         fallen = state.peak_throughput + (throughput - state.peak_throughput) / _AVERAGE_DECISIONS
         state.peak_throughput = max(throughput, fallen)
         state.throughput.add(throughput, _AVERAGE_DECISIONS)
         state.latency.add(latency_s, _AVERAGE_DECISIONS)
         state.reference.add(latency_s, _REFERENCE_DECISIONS)
-        return parts
+        parts = {name: formula(figures, flags) for name, formula in OF_COMPLETIONS.items()}
+        return {"latency_is_known": 1.0, "throughput": throughput, "latency": latency_s, **parts}
 
     def _slide(self, now_s: float, completions: Iterable[tuple[float, float]]) -> None:
         """Move the window's end to `now_s`; at least one completion stays, for its latency."""
         state = self._state
         earliest_s = state.now_s if state.decisions else -math.inf
-        require(earliest_s <= now_s < math.inf and now_s > -math.inf, "now_s", now_s, f"finite and >= {earliest_s}")
+        require_value(
+            earliest_s <= now_s < math.inf and now_s > -math.inf, "now_s", now_s, f"finite and >= {earliest_s}"
+        )
         if not state.decisions:
             state.window_start_s = now_s
         state.decisions, state.now_s = state.decisions + 1, now_s
         for completed_at_s, latency_s in sorted(completions):
-            require(0.0 <= latency_s < math.inf, "latency_s", latency_s, "finite and >= 0")
-            require(completed_at_s <= now_s, "completed_at_s", completed_at_s, f"<= now_s ({now_s})")
+            require_value(0.0 <= latency_s < math.inf, "latency_s", latency_s, "finite and >= 0")
+            require_value(completed_at_s <= now_s, "completed_at_s", completed_at_s, f"<= now_s ({now_s})")
             if not state.completed_at_s:
                 state.window_start_s = min(state.window_start_s, completed_at_s - latency_s)
             state.completed_at_s.append(completed_at_s)
@@ -232,9 +265,3 @@ class HybridReward:
         for name in ("throughput", "latency", "reference"):
             values[name] = _Average(**values[name])
         self._state = _HybridState(**values)
-
-
-_LATENCY_PARTS = (
-    *("latency_is_known", "throughput", "latency", "absolute_score", "delta_score"),
-    *("logistic_penalty", "latency_penalty", "latency_bonus", "reference_gain"),
-)

@@ -5,9 +5,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from vidur_ppo_plugin.flags import require_value
 from vidur_ppo_plugin.routing.snapshot import FloatArray
-
-from .checks import require
 
 
 class QueueDelay:
@@ -18,7 +17,7 @@ class QueueDelay:
     """
 
     def __init__(self, *, latency_power: float = 1.0) -> None:
-        require(0.0 < latency_power < math.inf, "latency_power", latency_power, "finite and > 0")
+        require_value(0.0 < latency_power < math.inf, "latency_power", latency_power, "finite and > 0")
         self._power = latency_power
         self.start_run()
 
@@ -30,13 +29,13 @@ class QueueDelay:
 
     def on_arrival(self, now_s: float, request_id: int) -> None:
         """A request enters the system."""
-        require(request_id not in self._in_flight, "request_id", request_id, "of a request not in flight")
+        require_value(request_id not in self._in_flight, "request_id", request_id, "of a request not in flight")
         self._advance(now_s)
         self._in_flight[request_id] = [now_s, 0.0]
 
     def on_completion(self, now_s: float, request_id: int) -> None:
         """A request leaves the system."""
-        require(request_id in self._in_flight, "request_id", request_id, "of a request in flight")
+        require_value(request_id in self._in_flight, "request_id", request_id, "of a request in flight")
         self._advance(now_s)
         self._charge(self._in_flight.pop(request_id))
 
@@ -49,7 +48,7 @@ class QueueDelay:
         return taken
 
     def _advance(self, now_s: float) -> None:
-        require(self._now_s <= now_s < math.inf, "now_s", now_s, f"finite and >= {self._now_s}")
+        require_value(self._now_s <= now_s < math.inf, "now_s", now_s, f"finite and >= {self._now_s}")
         if self._power == 1.0 and self._in_flight:
             self._pending -= len(self._in_flight) * (now_s - self._now_s)
         self._now_s = now_s
