@@ -72,7 +72,7 @@ class CostRouter:
         cost = self._cost(snapshot, request)
         if self._num_drawn:
             cost = drawn_cost(cost, snapshot, self._num_drawn, self._rng)
-        return available_cost(cost, snapshot)
+        return cost if snapshot.available is None else available_cost(cost, snapshot)
 
 
 def _next_available(router: Router) -> Router:
