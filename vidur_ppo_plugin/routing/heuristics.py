@@ -37,6 +37,8 @@ _TOKEN_TIME, _RATE = ROW["token_time_s"], ROW["completion_rate_per_s"]
 Cost = Callable[[ClusterSnapshot, RequestInfo], FloatArray]
 # Compiled code wants constants of one type: all have so many numbers, the last ones 0 where there are fewer.
 _NUM_CONSTANTS = 4
+# Up to so many replicas Python finds the lowest cost faster than numpy, whose calls cost the same for any number.
+_MOST_IN_PYTHON = 16
 
 
 # --- Costs ---
@@ -362,9 +364,13 @@ def available_cost(cost: FloatArray, snapshot: ClusterSnapshot) -> FloatArray:
 
 def choose(cost: FloatArray, rng: random.Random) -> int:
     """Index of the lowest cost; of several equal ones each is equally likely, by the given generator."""
-    lowest = np.minimum.reduce(cost)
-    best = (cost == lowest).nonzero()[0]
-    return int(best[0] if len(best) == 1 else best[rng.randrange(len(best))])
+    if len(cost) <= _MOST_IN_PYTHON:
+        costs = cost.tolist()
+        lowest = min(costs)
+        best = [index for index, each in enumerate(costs) if each == lowest]
+    else:
+        best = (cost == np.minimum.reduce(cost)).nonzero()[0].tolist()
+    return best[0] if len(best) == 1 else best[rng.randrange(len(best))]
 
 
 def docs() -> str:
