@@ -7,7 +7,8 @@ function of numbers and arrays, of which the same code is called by routers and 
 
     cost(values, facts, constants)
         values     the matrix of a `ClusterSnapshot`: a row for each of `ROWS`, a column for each replica. Where the
-                   cost of a replica depends on nothing but its own figures, also one column of it
+                   cost of a replica depends on nothing but its own figures, also one column of it; where it is not
+                   compiled, a tuple of its rows
         facts      prompt tokens of the request, expected output tokens, tokens that fit into a block of the KV cache
         constants  what `Heuristic.constants` gives
 
@@ -187,11 +188,11 @@ class Heuristic:
     def bind(self, delay_model: DelayModel | None = None, options: Mapping[str, Any] | None = None) -> Cost:
         """The cost as a function of snapshot and request, with these options."""
         constants = self.constants(delay_model, options)
-        cost = self._compiled if self.is_compiled else self.cost
+        cost, is_compiled = self._compiled if self.is_compiled else self.cost, self.is_compiled
 
         def costs(snapshot: ClusterSnapshot, request: RequestInfo) -> FloatArray:
             facts = request.prompt_tokens, snapshot.expected_decode_tokens, snapshot.kv_block_size
-            found: FloatArray = cost(snapshot.values, facts, constants)
+            found: FloatArray = cost(snapshot.values if is_compiled else snapshot.rows, facts, constants)
             return found
 
         return costs
