@@ -177,7 +177,9 @@ class Policy(Observer):
         return Scored(int(chosen[action]), scores)
 
     def __call__(self, snapshot: ClusterSnapshot, request: RequestInfo) -> int:
-        return self.scored(snapshot, request).replica
+        observation, prior_logits, chosen = self.observe(snapshot, request)
+        action = self.best(self.logits(observation, prior_logits).tolist())
+        return action if chosen is None else int(chosen[action])
 
 
 def masked(logits: Float32Array, allowed: NDArray[np.bool_] | None) -> Float32Array:
