@@ -109,7 +109,7 @@ class PPOModularScheduler(BaseGlobalScheduler):
     def _open_shadow(self, config: Any) -> tuple[ShadowTwin | None, str]:
         """What exact credit comes from, if it is wanted and can be had, and how the log calls the credit."""
         flags = self._flags
-        if not self._is_learning or flags.reward_mode != "marginal_delay":
+        if not self._is_learning or not flags.pays_at_once:
             return None, ""
         if flags.credit == "analytic":
             return None, ", credit analytic"
