@@ -124,6 +124,30 @@ class Dashboard:
 
 
 @dataclass
+class Health:
+    """Say whether a run is learning, from the metrics that it has recorded, and what to turn if it is not.
+
+        vidur-ppo health runs/one/ppo_metrics.csv
+
+    The exit status is 0, or 1 if something is bad. docs/health.md explains every check.
+    """
+
+    # The ppo_metrics.csv of a run.
+    metrics: str = field(positional=True, metavar="METRICS.csv")
+
+    def execute(self, overrides: list[str]) -> int:
+        """Examine and report."""
+        from vidur_ppo_plugin.record import health
+
+        try:
+            findings = health.examine(health.read(Path(self.metrics)))
+        except health.HealthError as error:
+            return fail(str(error))
+        print(health.format_findings(findings))
+        return 1 if health.is_bad(findings) else 0
+
+
+@dataclass
 class Export:
     """Write the policy of a checkpoint as a numpy file, which decides without torch (for `vidur-ppo serve`)."""
 
@@ -393,6 +417,7 @@ class Commands:
             "evaluate-log": EvaluateLog,
             "pretrained": Pretrained,
             "doctor": Doctor,
+            "health": Health,
             "dashboard": Dashboard,
             "export": Export,
         }
