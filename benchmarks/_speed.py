@@ -234,7 +234,7 @@ def twin(directory: Path) -> Sample:
     uniforms = np.random.default_rng(0).random((len(workloads), scenario.num_requests, 2))
 
     def act() -> int:
-        acting = find("ActingTwin")(cluster.twin, workloads, prior=prior, features=policy.features)
+        acting = find("ActingTwin", "PolicyTwin")(cluster.twin, workloads, prior=prior, features=policy.features)
         played = acting.play(actor, scenario.num_requests, temperature=1.0, uniforms=uniforms, with_credit=True)
         return int((played.actions >= 0).sum())
 

@@ -65,7 +65,7 @@ MEASUREMENTS = {
     "training-2": Measurement(12),
     "comparison": Measurement(8),
     "serving": Measurement(5),
-    "first-run": Measurement(90, most_pairs=3, is_cold=True),
+    "first-run": Measurement(30, most_pairs=5, is_cold=True),
 }
 QUICK = {"python-start": Measurement(1)}
 
@@ -118,7 +118,7 @@ def measure(base: Path, pairs: int, chosen: dict[str, Measurement]) -> Result:
         if not measurement.is_cold:
             for checkout in (base, HERE):
                 sample(name, checkout, is_cold=False)
-        print(f"{name}: warmed up", file=sys.stderr, flush=True)
+            print(f"{name}: warmed up", file=sys.stderr, flush=True)
     found = {name: Pairs([], []) for name in chosen}
     for number in range(pairs):
         for name, measurement in chosen.items():

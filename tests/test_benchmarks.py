@@ -4,6 +4,7 @@ A benchmark is a file in `benchmarks/` whose name does not begin with an undersc
 in NOT_HERE; what it takes in a whole size, and whether limits are kept, is not a matter of these tests.
 """
 
+import ast
 import importlib
 import json
 import math
@@ -236,6 +237,21 @@ def test_same_speed_judges_by_students_t(monkeypatch: pytest.MonkeyPatch) -> Non
     assert found["low"] == pytest.approx(middle * math.exp(-3.18245 * half / math.sqrt(3)), rel=1e-5)
     assert found["high"] == pytest.approx(middle * math.exp(3.18245 * half / math.sqrt(3)), rel=1e-5)
     assert ratio_of([2.0], [1.0]) == {"ratio": 0.5, "low": None, "high": None, "pairs": 1}
+
+
+def test_same_speed_finds_what_it_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks classes and functions up by name; whoever renames one adds the new name there."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    find = importlib.import_module("_speed").find
+    calls = [
+        node
+        for node in ast.walk(ast.parse((BENCHMARKS / "_speed.py").read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "find"
+    ]
+    assert len(calls) >= 9
+    for call in calls:
+        names = [ast.literal_eval(argument) for argument in call.args]
+        assert callable(find(*names, **{item.arg: ast.literal_eval(item.value) for item in call.keywords}))
 
 
 def test_start_up_cost_installs_beside_a_checkout_that_is_installed(

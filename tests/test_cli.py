@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import re
 import shlex
 import subprocess
@@ -313,4 +314,17 @@ def test_doctor_names_the_switch_that_turns_us_off(tmp_path: Path) -> None:
     done = run_cli(tmp_path, "doctor", VIDUR_PLUGINS="")
     assert done.returncode == 1
     assert "VIDUR_PLUGINS='' keeps the plugin 'vidur_ppo' from loading" in done.stdout
+    assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_doctor_tells_another_vidur_from_a_missing_one(tmp_path: Path) -> None:
+    """As cloned from GitHub: pip knows nothing of it, and it lacks what we build on."""
+    other = tmp_path / "clone" / "vidur" / "__init__.py"
+    other.parent.mkdir(parents=True)
+    other.write_text("")
+    path = os.pathsep.join((str(tmp_path / "clone"), str(ROOT)))
+    done = run_cli(tmp_path, "doctor", PYTHONPATH=path)
+    assert done.returncode == 1
+    assert f"WRONG vidur is imported from {other.parent}\n" in done.stdout
+    assert f"the Vidur in {other.parent} is not PyPI's" in done.stdout
     assert "Traceback" not in done.stdout + done.stderr

@@ -8,6 +8,7 @@ import sysconfig
 import tempfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, entry_points, requires, version
+from importlib.util import find_spec
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -24,7 +25,7 @@ def report() -> int:
     # Asked first: running the main job below installs the hook in other processes only, but imports may here.
     loaded_at_start = _autoload.is_installed()
     print(f"{PACKAGE} {__version__}, Python {platform.python_version()} on {platform.platform()}\n")
-    problems = [*_check_requirements(), *_check_loading(loaded_at_start), *_check_main_job()]
+    problems = [*_check_requirements(), *_check_vidur(), *_check_loading(loaded_at_start), *_check_main_job()]
     if problems:
         print("\nThe main job cannot run:")
         for problem in problems:
@@ -52,11 +53,25 @@ def _check_requirements() -> Iterator[str]:
             continue
         in_range = installed is not None and requirement.specifier.contains(installed, prereleases=True)
         status = "ok" if in_range else "WRONG"
-        print(f"  {status:<6}{requirement.name:<16}{installed or 'missing':<12} (needs {requirement.specifier})")
+        shown = installed or ("unknown" if find_spec(requirement.name) else "missing")
+        print(f"  {status:<6}{requirement.name:<16}{shown:<12} (needs {requirement.specifier})")
         if not in_range:
             yield f"{requirement} is needed, found {installed or 'none'}: pip install {str(requirement)!r}"
     for extra, names in optional.items():
         print(f"  absent [{extra}] (optional): {', '.join(sorted(set(names)))}; pip install '{PACKAGE}[{extra}]'")
+
+
+def _check_vidur() -> Iterator[str]:
+    """Print which Vidur Python finds, if it is not of the line that we build on; yield the same."""
+    found = find_spec("vidur")
+    folders = [Path(name) for name in found.submodule_search_locations or ()] if found is not None else []
+    # PyPI's has a compiled part; the one on GitHub has not, nor much else of what we use.
+    if folders and not any(any(folder.glob("_native*")) for folder in folders):
+        print(f"  WRONG vidur is imported from {folders[0]}")
+        yield (
+            f"the Vidur in {folders[0]} is not PyPI's, which the one on GitHub differs from: take it off the path; "
+            f"`pip install {PACKAGE}` brings PyPI's"
+        )
 
 
 def _check_loading(loaded_at_start: bool) -> Iterator[str]:

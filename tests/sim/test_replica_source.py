@@ -8,7 +8,7 @@ import pytest
 from simulation import KV_PRESSURE, simulate
 
 from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot
-from vidur_ppo_plugin.sim import schedulers
+from vidur_ppo_plugin.sim import cluster
 from vidur_ppo_plugin.sim.replica_source import VidurReplicaSource
 
 SCHEDULERS = [
@@ -37,7 +37,8 @@ class RecountingSource(VidurReplicaSource):
     saw_context = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, num_waiting_slots=3, is_compiled=RecountingSource.is_compiled, **kwargs)
+        own = {"num_waiting_slots": 3, "is_compiled": RecountingSource.is_compiled}
+        super().__init__(*args, **{**kwargs, **own})
 
     def snapshot(self, now_s: float) -> ClusterSnapshot:
         snapshot = super().snapshot(now_s)
@@ -75,7 +76,7 @@ def recounting(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) 
     RecountingSource.is_compiled = request.param
     RecountingSource.comparisons = 0
     RecountingSource.saw_waiting = RecountingSource.saw_context = False
-    monkeypatch.setattr(schedulers, "VidurReplicaSource", RecountingSource)
+    monkeypatch.setattr(cluster, "VidurReplicaSource", RecountingSource)
     return RecountingSource
 
 
@@ -148,7 +149,7 @@ def test_the_estimate_of_output_length_is_the_mean_of_finished_requests(
             sources.append(self)
             assert self.expected_decode_tokens == 77.0
 
-    monkeypatch.setattr(schedulers, "VidurReplicaSource", KeptSource)
+    monkeypatch.setattr(cluster, "VidurReplicaSource", KeptSource)
     outcome = simulate(
         tmp_path,
         global_scheduler_config_type="shortest_delay",

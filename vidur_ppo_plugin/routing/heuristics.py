@@ -7,7 +7,8 @@ function of numbers and arrays, of which the same code is called by routers and 
 
     cost(values, facts, constants)
         values     the matrix of a `ClusterSnapshot`: a row for each of `ROWS`, a column for each replica. Where the
-                   cost of a replica depends on nothing but its own figures, also one column of it
+                   cost of a replica depends on nothing but its own figures, also one column of it; where it is not
+                   compiled, a tuple of its rows
         facts      prompt tokens of the request, expected output tokens, tokens that fit into a block of the KV cache
         constants  what `Heuristic.constants` gives
 
@@ -37,6 +38,8 @@ _TOKEN_TIME, _RATE = ROW["token_time_s"], ROW["completion_rate_per_s"]
 Cost = Callable[[ClusterSnapshot, RequestInfo], FloatArray]
 # Compiled code wants constants of one type: all have so many numbers, the last ones 0 where there are fewer.
 _NUM_CONSTANTS = 4
+# Up to so many replicas Python finds the lowest cost faster than numpy, whose calls cost the same for any number.
+_MOST_IN_PYTHON = 16
 
 
 # --- Costs ---
@@ -185,11 +188,11 @@ class Heuristic:
     def bind(self, delay_model: DelayModel | None = None, options: Mapping[str, Any] | None = None) -> Cost:
         """The cost as a function of snapshot and request, with these options."""
         constants = self.constants(delay_model, options)
-        cost = self._compiled if self.is_compiled else self.cost
+        cost, is_compiled = self._compiled if self.is_compiled else self.cost, self.is_compiled
 
         def costs(snapshot: ClusterSnapshot, request: RequestInfo) -> FloatArray:
             facts = request.prompt_tokens, snapshot.expected_decode_tokens, snapshot.kv_block_size
-            found: FloatArray = cost(snapshot.values, facts, constants)
+            found: FloatArray = cost(snapshot.values if is_compiled else snapshot.rows, facts, constants)
             return found
 
         return costs
@@ -362,9 +365,13 @@ def available_cost(cost: FloatArray, snapshot: ClusterSnapshot) -> FloatArray:
 
 def choose(cost: FloatArray, rng: random.Random) -> int:
     """Index of the lowest cost; of several equal ones each is equally likely, by the given generator."""
-    lowest = np.minimum.reduce(cost)
-    best = (cost == lowest).nonzero()[0]
-    return int(best[0] if len(best) == 1 else best[rng.randrange(len(best))])
+    if len(cost) <= _MOST_IN_PYTHON:
+        costs = cost.tolist()
+        lowest = min(costs)
+        best = [index for index, each in enumerate(costs) if each == lowest]
+    else:
+        best = (cost == np.minimum.reduce(cost)).nonzero()[0].tolist()
+    return best[0] if len(best) == 1 else best[rng.randrange(len(best))]
 
 
 def docs() -> str:

@@ -94,12 +94,15 @@ class Prior:
 
     def logits(self, cost: FloatArray) -> Float32Array:
         """Logits of costs [..., replicas]: zero for the best replica, negative for the others, in the same order."""
-        gains = np.minimum.reduce(cost, axis=-1, keepdims=True) - cost
+        is_one_decision = cost.ndim == 1  # half as long as with an axis, and it is made for every request
+        gains = (np.minimum.reduce(cost) if is_one_decision else cost.min(axis=-1, keepdims=True)) - cost
         logits: Float32Array
-        if self._is_logarithmic:
-            logits = _log_logits_compiled(gains.reshape(-1), self._weight, self._unit).reshape(gains.shape)
-        else:
+        if not self._is_logarithmic:
             logits = linear_logit(gains, self._weight, self._unit).astype(np.float32)
+        elif is_one_decision:
+            logits = _log_logits_compiled(gains, self._weight, self._unit)
+        else:
+            logits = _log_logits_compiled(gains.reshape(-1), self._weight, self._unit).reshape(gains.shape)
         return logits
 
 

@@ -61,7 +61,11 @@ class CostRouter:
         self._num_drawn = num_drawn
 
     def __call__(self, snapshot: ClusterSnapshot, request: RequestInfo) -> int:
-        return choose(self._costs(snapshot, request), self._rng)
+        if self._num_drawn:
+            return choose(self._costs(snapshot, request), self._rng)
+        # Written out: it is half of what the simplest decision takes.
+        cost = self._cost(snapshot, request)
+        return choose(cost if snapshot.available is None else available_cost(cost, snapshot), self._rng)
 
     def scored(self, snapshot: ClusterSnapshot, request: RequestInfo) -> Scored:
         """The replica that a call would give, with minus its costs as scores."""
@@ -72,7 +76,7 @@ class CostRouter:
         cost = self._cost(snapshot, request)
         if self._num_drawn:
             cost = drawn_cost(cost, snapshot, self._num_drawn, self._rng)
-        return available_cost(cost, snapshot)
+        return cost if snapshot.available is None else available_cost(cost, snapshot)
 
 
 def _next_available(router: Router) -> Router:

@@ -83,6 +83,7 @@ class ClusterSnapshot:
         "expected_decode_tokens",
         "kv_block_size",
         "now_s",
+        "rows",
         "values",
         "waiting",
     )
@@ -98,6 +99,8 @@ class ClusterSnapshot:
     ) -> None:
         self.now_s = now_s
         self.values = values
+        #: The rows of `values`: to index a tuple takes a fraction of what it takes to index an array.
+        self.rows: tuple[FloatArray, ...] = tuple(values)
         #: Which replicas take new requests; None for all of them.
         self.available: NDArray[np.bool_] | None = None
         #: The first k waiting requests of each replica: [2k, replicas], k rows of prompt tokens, then k rows of ages
@@ -122,7 +125,7 @@ class ClusterSnapshot:
             self.typical_prompt_tokens,
             self.speed_factor,
             self.cached_prompt_tokens,
-        ) = values
+        ) = self.rows
 
     @property
     def num_replicas(self) -> int:
@@ -154,7 +157,7 @@ class ClusterSnapshot:
     @property
     def token_load(self) -> FloatArray:
         """The score of `heuristics.least_tokens` at its usual weights."""
-        load: FloatArray = token_load(self.values, CONTEXT_WEIGHT, REQUEST_WEIGHT)
+        load: FloatArray = token_load(self.rows, CONTEXT_WEIGHT, REQUEST_WEIGHT)
         return load
 
 
