@@ -61,8 +61,9 @@ class Run:
         return self._run(command)
 
     def _run(self, command: list[str]) -> int:
-        from vidur_ppo_plugin.compare.same_requests import format_comparison, run_on_same_requests
+        from vidur_ppo_plugin.compare.same_requests import format_comparison, health_of, run_on_same_requests
         from vidur_ppo_plugin.compare.schedulers import SchedulerError, parse_schedulers
+        from vidur_ppo_plugin.record.health import format_findings
         from vidur_ppo_plugin.record.outcome import format_summary
         from vidur_ppo_plugin.sim.launch import run
 
@@ -77,6 +78,8 @@ class Run:
             schedulers = [scheduler for scheduler in schedulers if scheduler.kind != outcome.scheduler]
         if schedulers:
             print(f"\n{format_comparison(outcome, run_on_same_requests(outcome, command, schedulers))}")
+        if findings := health_of(outcome, command):
+            print(f"\nIs what it learned worth it? (docs/health.md)\n{format_findings(findings)}")
         return 0
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vidur_ppo_plugin.flags import HYBRID_COMPONENTS, PPOModularFlags
+from vidur_ppo_plugin.flags import PPOModularFlags
 
 from .metrics import find
 
@@ -394,7 +394,7 @@ def save_flags(flags: PPOModularFlags, directory: Path) -> None:
 
 
 def read(path: Path) -> History:
-    """The history of a run from its ppo_metrics.csv, and its flags if they lie beside it; HealthError names the file."""
+    """The history of a run from its ppo_metrics.csv, and the flags that lie beside it; HealthError names the file."""
     try:
         with path.open(encoding="utf-8", newline="") as file:
             reader = csv.DictReader(file)
@@ -438,7 +438,6 @@ def _flags_beside(path: Path) -> PPOModularFlags:
 
 def docs() -> str:
     """The checks as Markdown: docs/health.md."""
-    components = ", ".join(f"`{component.name}`" for component in HYBRID_COMPONENTS)
     lines = [
         "# Is a run healthy?",
         "",
@@ -446,10 +445,11 @@ def docs() -> str:
         "",
         "    vidur-ppo health runs/one/ppo_metrics.csv",
         "",
-        "asks the metrics of a run what the diagnosis of earlier attempts asked, and what the plan of 2025-09-18 checks.",
-        "A run of `ppo_modular` that learned logs the same list at its end, and `vidur-ppo run` adds how it did against",
-        "`random`, `round_robin` and its prior on the requests of its second half. The exit status is 0, or 1 if",
-        "something is bad. While a run learns, a check that turns bad is a warning in the log, and an alert in W&B.",
+        "asks the metrics of a run what the diagnosis of earlier attempts asked, and what the plan of 2025-09-18",
+        "checks. A run of `ppo_modular` that learned logs the same list at its end, and `vidur-ppo run` adds how it",
+        "did against `random`, `round_robin` and its prior on the requests of its second half. The exit status is 0,",
+        "or 1 if something is bad. While a run learns, a check that turns bad is a warning in the log, and an alert in",
+        "W&B.",
         "",
         "`bad` is broken. `look` is wrong in most runs. `unknown` says what is missing. `ppo_flags.json`, which a run",
         "leaves beside its metrics, tells which checks apply; without it the defaults are assumed.",
@@ -461,8 +461,6 @@ def docs() -> str:
         "run. | raise `kl_ref_coef` or `rollout_len`, lower `entropy_coef` |",
         "| worse than its prior, on the same requests | `look` from 1 % on, which exploring may cost; `bad` from 5 %. "
         "| the same |",
-        "",
-        f"Components of a hybrid reward: {components}.",
     ]
     return "\n".join(lines) + "\n"
 
