@@ -26,7 +26,7 @@ from vidur_ppo_plugin import _autoload
 from vidur_ppo_plugin.cli import load_flags
 from vidur_ppo_plugin.compare.engines import quietly
 from vidur_ppo_plugin.compare.same_requests import run_on_same_requests
-from vidur_ppo_plugin.compare.schedulers import LEARNED, SchedulerSpec, parse_schedulers
+from vidur_ppo_plugin.compare.schedulers import LEARNED, parse_schedulers
 from vidur_ppo_plugin.compare.seeds import COMPARISON
 from vidur_ppo_plugin.compare.statistics import paired_change
 from vidur_ppo_plugin.record import health
@@ -91,18 +91,17 @@ def plan(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     run({**flags, "synthetic_request_generator_config_num_requests": options.plan_requests})
     checks = plan_checks(health.read(metrics / METRICS_FILE))
     figures: dict[str, list[list[float]]] = {}
+    specs = parse_schedulers([f"plan={LEARNED}:{saved}", *OPPONENTS[:-1]])
     for seed in COMPARISON[: options.seeds]:
-        held_out = {
-            **flags,
-            **own(load_checkpoint=str(saved), inference_only=True, save_checkpoint=""),
-            **dict.fromkeys(SEED_FLAGS, seed),
-            "synthetic_request_generator_config_num_requests": options.requests,
-        }
+        # The prior in Vidur, the others in its twin, on the same requests.
+        held_out = {name: value for name, value in flags.items() if not name.startswith(PREFIX)}
+        held_out |= {**dict.fromkeys(SEED_FLAGS, seed), "global_scheduler_config_type": OPPONENTS[-1]}
+        held_out["synthetic_request_generator_config_num_requests"] = options.requests
+        outcome = run(held_out)
         with quietly(to_arguments(held_out, known_flags())) as arguments:
-            outcome = run(held_out)
-            others = run_on_same_requests(outcome, arguments, [SchedulerSpec(name, name) for name in OPPONENTS])
-        for name, one in zip(("plan", *OPPONENTS), (outcome, *others), strict=True):
-            figures.setdefault(name, []).append([one.e2e_s.mean, one.ttft_s.mean, one.ttft_s.p99])
+            others = run_on_same_requests(outcome, arguments, specs)
+        for one in (*others, outcome):
+            figures.setdefault(one.scheduler, []).append([one.e2e_s.mean, one.ttft_s.mean, one.ttft_s.p99])
     ours = np.array(figures["plan"])
     changes = {
         name: {
