@@ -155,6 +155,17 @@ def check_why_it_works(result: Result) -> None:
     assert len(result["pictures"]) == 4 and all(Path(path).stat().st_size > 0 for path in result["pictures"])
 
 
+def check_hybrid(result: Result) -> None:
+    plan, scratch = result["results"]
+    assert len(plan["checks"]) == 7 and plan["checks"]["delta_score not constant"][0]
+    assert scratch["wall_s"] > 0
+    for part in (plan, scratch):
+        assert list(part["changes"]) == ["random", "round_robin", "lor", "least_tokens"]
+        for changes in part["changes"].values():
+            assert set(changes) == {"e2e_mean", "ttft_mean", "ttft_p99"}
+            assert all(change != 0 for change, _, _ in changes.values())
+
+
 def check_log_evaluation(result: Result) -> None:
     assert result["least_effective_size"] > 0
     assert sum(line["num_cases"] for line in result["by_worth"]) == 1
@@ -200,6 +211,7 @@ CASES = {
         check_learning_from_nothing,
         ("--checkpoint", "nothing", "--beside", "round_robin,size_split"),
     ),
+    "hybrid": Case("hybrid.py", check_hybrid),
     "clairvoyant": Case("clairvoyant.py", check_clairvoyant),
     "evaluation of logs": Case("log_evaluation.py", check_log_evaluation),
     "same results": Case("same_results.py", check_same_results),

@@ -61,8 +61,9 @@ class Run:
         return self._run(command)
 
     def _run(self, command: list[str]) -> int:
-        from vidur_ppo_plugin.compare.same_requests import format_comparison, run_on_same_requests
+        from vidur_ppo_plugin.compare.same_requests import format_comparison, health_of, run_on_same_requests
         from vidur_ppo_plugin.compare.schedulers import SchedulerError, parse_schedulers
+        from vidur_ppo_plugin.record.health import format_findings
         from vidur_ppo_plugin.record.outcome import format_summary
         from vidur_ppo_plugin.sim.launch import run
 
@@ -77,6 +78,8 @@ class Run:
             schedulers = [scheduler for scheduler in schedulers if scheduler.kind != outcome.scheduler]
         if schedulers:
             print(f"\n{format_comparison(outcome, run_on_same_requests(outcome, command, schedulers))}")
+        if findings := health_of(outcome, command):
+            print(f"\nIs what it learned worth it? (docs/health.md)\n{format_findings(findings)}")
         return 0
 
 
@@ -121,6 +124,30 @@ class Dashboard:
         except Exception as error:  # no login, no network, no permission: W&B raises types of many packages
             return fail(f"the view was not saved: {error}")
         return 0
+
+
+@dataclass
+class Health:
+    """Say whether a run is learning, from the metrics that it has recorded, and what to turn if it is not.
+
+        vidur-ppo health runs/one/ppo_metrics.csv
+
+    The exit status is 0, or 1 if something is bad. docs/health.md explains every check.
+    """
+
+    # The ppo_metrics.csv of a run.
+    metrics: str = field(positional=True, metavar="METRICS.csv")
+
+    def execute(self, overrides: list[str]) -> int:
+        """Examine and report."""
+        from vidur_ppo_plugin.record import health
+
+        try:
+            findings = health.examine(health.read(Path(self.metrics)))
+        except health.HealthError as error:
+            return fail(str(error))
+        print(health.format_findings(findings))
+        return 1 if health.is_bad(findings) else 0
 
 
 @dataclass
@@ -393,6 +420,7 @@ class Commands:
             "evaluate-log": EvaluateLog,
             "pretrained": Pretrained,
             "doctor": Doctor,
+            "health": Health,
             "dashboard": Dashboard,
             "export": Export,
         }

@@ -31,6 +31,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "bursts": {"cv": 4.0},
 }
 
+#: `reward_mode`, and `hybrid_credit` where it matters.
+REWARDS = (("marginal_delay",), ("queue_delay",), ("hybrid", "placement"), ("hybrid", "window"))
+
 
 def scenario(variant: str = "plain", **changes: Any) -> Scenario:
     """SMALL with a variant's values and others."""

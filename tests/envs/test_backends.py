@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from env_scenarios import SMALL, VARIANTS, same, scenario
+from env_scenarios import REWARDS, SMALL, VARIANTS, same, scenario
 
 from vidur_ppo_plugin.envs.routing_env import RoutingEnv
 from vidur_ppo_plugin.scenario import TraceWindows
@@ -23,10 +23,10 @@ def episode(backend: str, *, seed: int, num_actions: int = 4, **options: Any) ->
     return steps
 
 
-@pytest.mark.parametrize("reward_mode", ["queue_delay", "hybrid", "marginal_delay"])
+@pytest.mark.parametrize("reward", REWARDS, ids=" ".join)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_backends_cannot_be_told_apart(variant: str, reward_mode: str) -> None:
-    options = {"scenario": scenario(variant), "reward_mode": reward_mode}
+def test_backends_cannot_be_told_apart(variant: str, reward: tuple[str, ...]) -> None:
+    options = {"scenario": scenario(variant), **dict(zip(("reward_mode", "hybrid_credit"), reward, strict=False))}
     vidur, twin = (episode(backend, seed=11, **options) for backend in ("vidur", "twin"))
     assert len(vidur) == len(twin) == SMALL.num_requests + 1
     for index, (left, right) in enumerate(zip(vidur, twin, strict=True)):

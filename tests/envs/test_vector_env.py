@@ -6,7 +6,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from env_scenarios import VARIANTS, same, scenario
+from env_scenarios import REWARDS, VARIANTS, same, scenario
 
 from vidur_ppo_plugin.envs.vector_env import VectorRoutingEnv
 
@@ -28,11 +28,12 @@ def play(env: Any, num_steps: int, seed: Any) -> list[tuple[Any, ...]]:
     return steps
 
 
-@pytest.mark.parametrize("reward_mode", ["queue_delay", "hybrid", "marginal_delay"])
+@pytest.mark.parametrize("reward", REWARDS, ids=" ".join)
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_it_equals_single_environments(variant: str, reward_mode: str) -> None:
+def test_it_equals_single_environments(variant: str, reward: tuple[str, ...]) -> None:
     """Two episodes and a bit: beyond the end, and through the seeds that are drawn there."""
-    options = {"scenario": scenario(variant, num_requests=25), "reward_mode": reward_mode}
+    options = dict(zip(("reward_mode", "hybrid_credit"), reward, strict=False))
+    options["scenario"] = scenario(variant, num_requests=25)
     together, one_by_one = (play(make_vec(mode, **options), 60, 5) for mode in ("vector_entry_point", "sync"))
     for index, (left, right) in enumerate(zip(together, one_by_one, strict=True)):
         assert same(left, right), f"step {index}: {left} {right}"

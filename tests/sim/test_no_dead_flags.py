@@ -90,6 +90,7 @@ CHANGES: dict[str, Change] = {
     "tail_preference": change(1.0, "policy_loss"),
     "backlog_weight": change(0.0, "marginal_delay", "policy_loss"),
     "credit": change("analytic", "marginal_delay", "policy_loss"),
+    "hybrid_credit": change("window", "policy_loss", context="hybrid"),
     "throughput_target": change(5.0, "absolute_score", "reward_mean", context="hybrid"),
     "absolute_weight": change(0.1, "reward_mean", "total_reward", context="hybrid"),
     "delta_weight": change(2.0, "reward_mean", "total_reward", context="hybrid"),

@@ -33,10 +33,11 @@ def rows(tmp_path: Path) -> list[dict[str, str]]:
         return list(reader)
 
 
-@pytest.mark.parametrize("mode", ["marginal_delay", "queue_delay", "hybrid"])
+@pytest.mark.parametrize("mode", ["marginal_delay", "queue_delay", "hybrid", "hybrid, window"])
 def test_it_learns_and_records_every_update(tmp_path: Path, mode: str) -> None:
-    gamma = 0.0 if mode == "marginal_delay" else 0.9
-    outcome = ppo(tmp_path, {"reward_mode": mode, "gamma": gamma, "epochs": 2})
+    mode, _, credit = mode.partition(", ")
+    gamma = 0.9 if mode == "queue_delay" or credit else 0.0
+    outcome = ppo(tmp_path, {"reward_mode": mode, "hybrid_credit": credit or "placement", "gamma": gamma, "epochs": 2})
     assert len(outcome.completed) == 100
     table = rows(tmp_path)
     # Three full rollouts of 32 of 100 decisions; the four left over are less than a minibatch.
@@ -49,6 +50,7 @@ def test_it_learns_and_records_every_update(tmp_path: Path, mode: str) -> None:
         assert sum(times) == pytest.approx(1.0)
     component = {"hybrid": "absolute_score"}.get(mode, mode)
     assert all(row[component] != "" for row in table)
+    assert all((row["credit_total_reward"] != "") == (mode == "hybrid" and not credit) for row in table)
     assert float(table[-1]["latency_p99"]) >= float(table[-1]["latency_p50"]) > 0
 
 
@@ -216,7 +218,8 @@ def test_requests_of_one_instant_and_empty_calls(tmp_path: Path) -> None:
     assert max(outcome.replica_shares) < 0.35
 
 
-def test_it_finds_the_fast_replica_from_scratch(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", ["marginal_delay", "hybrid"])
+def test_it_finds_the_fast_replica_from_scratch(tmp_path: Path, mode: str) -> None:
     """One replica four times as fast, 30 % load, no prior to lean on."""
     flags = {
         "roofline_execution_time_predictor_config_replica_speed_factors": [1.0, 4.0, 1.0, 1.0],
@@ -225,7 +228,7 @@ def test_it_finds_the_fast_replica_from_scratch(tmp_path: Path) -> None:
         "uniform_request_length_generator_config_max_tokens": 2048,
         "metrics_config_write_metrics": False,
     }
-    learned = ppo(tmp_path, {"prior": "none", "rollout_len": 64, "lr": 0.003}, **flags)
+    learned = ppo(tmp_path, {"prior": "none", "rollout_len": 64, "lr": 0.003, "reward_mode": mode}, **flags)
     blind = simulate(tmp_path, global_scheduler_config_type="round_robin", **flags)
     last_quarter, first_quarter = learned.requests[-375:], learned.requests[:375]
 
@@ -282,12 +285,12 @@ def test_a_checkpoint_that_is_no_good_stops_the_run_before_it_begins(tmp_path: P
 
 def test_exact_credit_sums_to_all_latencies(tmp_path: Path) -> None:
     """The identity of marginal delay, in a live simulation with preemptions: rewards sum to minus the total latency."""
-    from vidur_ppo_plugin.learn.credit.decision_rewards import DecisionRewards
+    from vidur_ppo_plugin.learn.agent import Agent
 
     rewards: list[float] = []
-    note = DecisionRewards.note_marginal_delay
+    settle = Agent.settle
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DecisionRewards, "note_marginal_delay", lambda self, r: (rewards.append(r), note(self, r))[1])
+        patch.setattr(Agent, "settle", lambda self, r, every: (rewards.append(r), settle(self, r, every))[1])
         outcome = ppo(tmp_path, {"credit": "exact", "backlog_weight": 0.0}, **KV_PRESSURE)
     assert sum(request.num_restarts for request in outcome.requests) > 0
     total_s = sum((r.completed_at_s or math.inf) - r.arrived_at_s for r in outcome.requests)

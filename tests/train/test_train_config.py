@@ -53,17 +53,17 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "flat": ({"policy": {"enable_flat_network": True}}, "policy.enable_flat_network must be false: workers decide by"),
     "attention": ({"policy": {"attention_heads": 2}}, "policy.attention_heads must be 0"),
     "no critic": ({"policy": {"gamma": 0.9}}, "enable_critic must be true unless policy.gamma is 0"),
-    "hybrid": (
-        {"policy": {"reward_mode": "hybrid"}},
-        "policy.reward_mode must be marginal_delay or queue_delay: .* got 'hybrid'",
+    "hybrid of the window without a future": (
+        {"policy": {"reward_mode": "hybrid", "hybrid_credit": "window"}, "enable_critic": True},
+        "policy.gamma must be > 0 with a reward that is paid after the decision: .* got 0.0",
     ),
     "queue_delay without a future": (
         {"policy": {"reward_mode": "queue_delay"}, "enable_critic": True},
-        "policy.gamma must be > 0 with reward_mode queue_delay: .* got 0.0",
+        "policy.gamma must be > 0 with a reward that is paid after the decision: .* got 0.0",
     ),
     "queue_delay without a critic": (
         {"policy": {"reward_mode": "queue_delay", "gamma": 0.9}},
-        "enable_critic must be true unless .* reward_mode is marginal_delay, got False",
+        "enable_critic must be true unless .* rewards are known for every replica, got False",
     ),
     "weights": (
         {"look_ahead": {"latency": [1.0]}},

@@ -3,14 +3,17 @@
 In the compiled twin where it covers the cluster, which takes a second; otherwise in Vidur, one run after the other.
 """
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from vidur_ppo_plugin.flags import PPOModularFlags
+from vidur_ppo_plugin.record.health import Finding, compare_with
 from vidur_ppo_plugin.record.outcome import RequestOutcome, RunOutcome
-from vidur_ppo_plugin.routing.routers import STOCK
+from vidur_ppo_plugin.routing.routers import HEURISTICS, STOCK
 from vidur_ppo_plugin.routing.visibility import Visibility
 from vidur_ppo_plugin.twin.config import TwinConfig
 from vidur_ppo_plugin.workload.requests import Requests
@@ -112,6 +115,31 @@ class _SameRequestsRun:
         is_told_less = self._scheduler.kind in STOCK and not seen.is_clear
         outcome = run(arguments, replace_stock_scheduler if is_told_less else None)
         return replace(outcome, scheduler=self._scheduler.label, output_dir="")
+
+
+def health_of(outcome: RunOutcome, arguments: Sequence[str]) -> list[Finding]:
+    """How a run that learned did against random, round_robin and its prior, on the requests of its second half.
+
+    Nothing for other runs, and for one that was cut short.
+    """
+    from vidur_ppo_plugin.sim.launch import parse
+
+    with quietly(arguments) as quiet:
+        flags = parse(quiet).cluster_config.global_scheduler_config
+    is_learning = isinstance(flags, PPOModularFlags) and not (flags.inference_only or flags.demonstrate_with)
+    if not is_learning or len(outcome.completed) < len(outcome.requests):
+        return []
+    prior = flags.prior.removeprefix("log_")
+    names = ["random", "round_robin", *([prior] if prior in HEURISTICS else [])]
+    others = run_on_same_requests(outcome, arguments, [SchedulerSpec(name, name) for name in names])
+    latencies_s = {one.scheduler: _second_half(one) for one in others}
+    return compare_with(_second_half(outcome), latencies_s, prior)
+
+
+def _second_half(outcome: RunOutcome) -> float:
+    """Mean latency of the requests that arrived last."""
+    completed = outcome.requests[len(outcome.requests) // 2 :]
+    return float(np.mean([(row.completed_at_s or math.nan) - row.arrived_at_s for row in completed]))
 
 
 def without_scheduler_flags(arguments: Sequence[str]) -> list[str]:

@@ -105,10 +105,10 @@ class RoutingEnv(gymnasium.Env[Observation, np.int64]):
         arrival = self._run.next_arrival()
         completions = self._log.take_completions()
         is_over_limit = self._complete(completions)
-        if action_rewards is None:
-            snapshot = self._cluster.snapshot() if arrival is None else arrival.snapshot
-            reward = self._rewards.since_last_decision(self._cluster.now_s, snapshot)
-        else:
+        snapshot = self._cluster.snapshot() if arrival is None else arrival.snapshot
+        loads, queue_lengths = snapshot.token_load, snapshot.outstanding_requests
+        reward = self._rewards.since_last_decision(self._cluster.now_s, loads, queue_lengths)
+        if action_rewards is not None:
             reward = float(action_rewards[replica])
         if is_over_limit:
             reward -= self._setup.latency_limit_penalty
@@ -136,8 +136,14 @@ class RoutingEnv(gymnasium.Env[Observation, np.int64]):
             seen = self._arrival.seen
             replica = int(np.argmin(available_cost(seen.token_load, seen)))
         action_rewards = None
-        if self._rewards.mode == "marginal_delay":
-            action_rewards = -self._cluster.marginal_delay(**self._setup.flags.credit_weights)
+        if self._rewards.pays_at_once:
+            snapshot, request = self._arrival.snapshot, self._arrival.request
+            action_rewards = self._rewards.of_placements(
+                self._cluster.marginal_delay(**self._setup.flags.credit_weights),
+                snapshot.token_load,
+                snapshot.outstanding_requests,
+                request.prompt_tokens,
+            )
         self._run.place(self._arrival, replica)
         self._num_steps += 1
         return replica, action_rewards

@@ -66,7 +66,7 @@ class EnvSetup:
         self._delay_model = build_delay_model(config)
         #: None where no twin is needed.
         self.twin: TwinConfig | None = None
-        if backend == "twin" or reward_mode == "marginal_delay":
+        if backend == "twin" or self.flags.pays_at_once:
             self.twin = _twin_of(config, self.scenario)
 
     @property
@@ -82,9 +82,8 @@ class EnvSetup:
         """A run of the requests of a seed. Vidur draws them itself, and a twin beside it gives the marginal delay."""
         slots = self.flags.max_queue_requests_per_replica
         if self.backend == "vidur":
-            has_exact_credit = self.flags.reward_mode == "marginal_delay"
             vidur_flags = self.scenario.vidur_flags(seed)
-            return SteppedVidur(vidur_flags, num_waiting_slots=slots, has_exact_credit=has_exact_credit)
+            return SteppedVidur(vidur_flags, num_waiting_slots=slots, has_exact_credit=self.flags.pays_at_once)
         assert self.twin is not None
         return TwinCluster(self.twin, requests, num_waiting_slots=slots)
 
@@ -108,5 +107,5 @@ def _twin_of(config: Any, scenario: Scenario) -> TwinConfig:
     try:
         return twin_config(config)
     except ValueError as error:
-        way_out = "use backend='vidur' with reward_mode='queue_delay' or 'hybrid'"
+        way_out = "use backend='vidur' with reward_mode='queue_delay', or 'hybrid' and hybrid_credit='window'"
         raise ValueError(f"scenario {scenario.name!r}: {error}; {way_out}") from error

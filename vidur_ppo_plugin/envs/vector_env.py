@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from vidur_ppo_plugin.clusters.cluster import Completion
 from vidur_ppo_plugin.learn.credit.decision_rewards import DecisionRewards
-from vidur_ppo_plugin.routing.snapshot import ROWS, ClusterSnapshot, FloatArray
+from vidur_ppo_plugin.routing.snapshot import FloatArray
 from vidur_ppo_plugin.routing.visibility import Visibility
 from vidur_ppo_plugin.scenario import Scenario
 from vidur_ppo_plugin.twin.cluster import each_completion
@@ -104,7 +104,9 @@ class VectorRoutingEnv(VectorEnv[Observation, Ints, NDArray[Any]]):
         self._is_last = self._num_steps == self._arrived_at_s.shape[1]
         self._is_over = self._is_last or self._num_steps == self._setup.max_steps
         completions = self._go_on()
-        rewards = self._earned(completions) if action_rewards is None else action_rewards[self._rows, replicas]
+        rewards = self._earned(completions)
+        if action_rewards is not None:
+            rewards = action_rewards[self._rows, replicas]
         observation = stacked([one.nothing() for one in self._observers]) if self._is_last else self._observe()
         infos = self._infos(completions)
         self._add_step_infos(infos, replicas, action_rewards)
@@ -135,15 +137,23 @@ class VectorRoutingEnv(VectorEnv[Observation, Ints, NDArray[Any]]):
     def _place(self, replicas: Ints) -> FloatArray | None:
         """Returns what every replica would have been worth, if that is known at once."""
         flags, action_rewards = self._setup.flags, None
-        if flags.reward_mode == "marginal_delay":
-            action_rewards = -self._twin.marginal_delay(**flags.credit_weights)
-        self._twin.act(replicas)
         prompt_tokens = self._prompt_tokens[:, self._num_steps].tolist()
+        if flags.pays_at_once:
+            action_rewards = self._worth(self._twin.marginal_delay(**flags.credit_weights), prompt_tokens)
+        self._twin.act(replicas)
         for cluster, replica in enumerate(replicas.tolist()):
             self._visibilities[cluster].on_dispatch(replica, prompt_tokens[cluster])
             self._logs[cluster].count(replica)
         self._num_steps += 1
         return action_rewards
+
+    def _worth(self, increases_s: FloatArray, prompt_tokens: list[int]) -> FloatArray:
+        """What every replica would be worth, given what a placement there adds to everybody's latency."""
+        if self._setup.flags.reward_mode == "marginal_delay":
+            return -increases_s
+        seen = self._twin.observe()
+        columns = self._rewards, increases_s, seen.token_load, seen.outstanding, prompt_tokens
+        return np.stack([tracker.of_placements(*row) for tracker, *row in zip(*columns, strict=True)])
 
     def _go_on(self) -> list[list[Completion]]:
         """To the next requests, or until everything is completed; what was completed on the way in each cluster."""
@@ -174,18 +184,21 @@ class VectorRoutingEnv(VectorEnv[Observation, Ints, NDArray[Any]]):
             )
 
     def _earned(self, completions: list[list[Completion]]) -> FloatArray:
-        """queue_delay and hybrid: what each cluster earned since the decision before."""
-        rewards = np.empty(self.num_envs)
+        """queue_delay and hybrid: what each cluster earned since the decision before, by what the window shows."""
+        rewards = np.zeros(self.num_envs)
+        mode = self._setup.flags.reward_mode
+        if mode == "marginal_delay":
+            return rewards
         # At the end nothing is in flight, and queue_delay does not look.
-        empty = ClusterSnapshot(
-            0.0, np.zeros((len(ROWS), self.scenario.num_replicas)), kv_block_size=1, expected_decode_tokens=0.0
-        )
-        is_seen = self._setup.flags.reward_mode == "hybrid" and not self._is_last
+        loads = queue_lengths = np.zeros((self.num_envs, self.scenario.num_replicas))
+        if mode == "hybrid" and not self._is_last:
+            seen = self._twin.observe()
+            loads, queue_lengths = seen.token_load, seen.outstanding
         for cluster, (tracker, part) in enumerate(zip(self._rewards, completions, strict=True)):
             for one in part:
                 tracker.leaves(one.request, one.arrived_at_s, one.completed_at_s)
-            snapshot = self._twin.snapshot(cluster)[0] if is_seen else empty
-            rewards[cluster] = tracker.since_last_decision(float(self._now_s[cluster]), snapshot)
+            now_s = float(self._now_s[cluster])
+            rewards[cluster] = tracker.since_last_decision(now_s, loads[cluster], queue_lengths[cluster])
         return rewards
 
     # --- showing ------------------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ class LearningFlags:
     )
     gamma: float = flag(
         0.0,
-        "Discount of later rewards. 0 is right for marginal_delay; raise it to 0.99 for queue_delay and hybrid, "
-        "lower it if advantages are noisy.",
+        "Discount of later rewards. 0 is right for marginal_delay, and for hybrid asked of the placement; raise it to "
+        "0.99 for queue_delay and for hybrid of the window, lower it if advantages are noisy.",
         low=0,
         high=1,
     )
@@ -65,7 +65,9 @@ class LearningFlags:
     )
     normalize_advantages: bool = flag(True, "Scale advantages of a rollout to mean 0 and deviation 1.")
     all_action_baseline: bool = flag(
-        True, "marginal_delay with gamma 0: compare with the policy's mean over all replicas, not with the critic."
+        True,
+        "Rewards that are known for every replica, with gamma 0: compare with the policy's mean over all replicas, not "
+        "with the critic.",
     )
     expected_gradient: bool = flag(
         True, "With that baseline: learn from what every replica would have earned, not only from the one chosen."

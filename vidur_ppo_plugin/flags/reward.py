@@ -54,6 +54,13 @@ class RewardFlags:
         "exact where the twin covers the cluster and all replicas are scored.",
         choices=["auto", "exact", "analytic"],
     )
+    hybrid_credit: str = flag(
+        "placement",
+        "hybrid: placement pays what each component would be had the request gone to each replica, at once (gamma 0). "
+        "window pays what a sliding window shows at the next decision, most of which no placement changes (gamma about "
+        "0.99).",
+        choices=["placement", "window"],
+    )
     throughput_target: float = flag(
         0.0,
         "hybrid: requests per second that score 1; 0 adapts to what was reached. Lower it if scores stay below 0, "
@@ -169,8 +176,15 @@ class RewardFlags:
     normalize_rewards: bool = flag(True, "Divide rewards by their running deviation, so that lr suits any load.")
 
     @property
+    def pays_at_once(self) -> bool:
+        """Whether the reward of a decision is known when it is made, and for every replica."""
+        return self.reward_mode == "marginal_delay" or (
+            self.reward_mode == "hybrid" and self.hybrid_credit == "placement"
+        )
+
+    @property
     def credit_weights(self) -> Dict[str, Any]:
-        """How much a placement's harm counts, and to whom: the options of marginal delay.
+        """How much a placement's harm counts, and to whom: the options of marginal delay, and of what is made of it.
 
         They do not depend on `tail_preference`: only training that looks ahead (`learn/credit/look_ahead.py`) pays for
         what it asks.

@@ -113,7 +113,7 @@ def _error(values: FloatArray) -> FloatArray:
 def can_serve_best(agent: Agent) -> bool:
     """Whether the policy that learns need not act: each action has its credit, and another network can act for it."""
     flags, ppo = agent.flags, agent.ppo
-    if flags.reward_mode != "marginal_delay" or ppo.network.shape.attention_heads:
+    if not flags.pays_at_once or ppo.network.shape.attention_heads:
         return False
     return flags.guard_serves_best and ppo.parameters.expected_gradient
 

@@ -95,6 +95,7 @@ class OnlineLearner(OnlineRouter):
         self._recent = recent
         self.rewards = DecisionRewards(agent.flags)
         self._now_s = 0.0
+        self._has_decided = False
 
     # --- deciding and earning -----------------------------------------------------------------------------------
 
@@ -120,16 +121,24 @@ class OnlineLearner(OnlineRouter):
 
     def on_decision(self, arrival: Arrival, replica: int) -> None:
         """What the placement costs everybody is known at once, where that is the reward."""
-        if self.rewards.mode == "marginal_delay":
-            chosen = self._observed.chosen
-            rewards = -self._cluster.marginal_delay(chosen, **self._flags.credit_weights)
-            taken = float(rewards[replica if chosen is None else int(np.flatnonzero(chosen == replica)[0])])
-            self.rewards.note_marginal_delay(taken)
-            self.agent.settle(taken, rewards)
+        if self.rewards.pays_at_once:
+            self._pay(arrival, replica)
         super().on_decision(arrival, replica)
+        self._has_decided = True
         if self._curriculum is not None:
             self._curriculum.on_decision()
             self.rewards.penalty_scale = self._curriculum.penalty_scale
+
+    def _pay(self, arrival: Arrival, replica: int) -> None:
+        snapshot, chosen = arrival.snapshot, self._observed.chosen
+        increases_s = self._cluster.marginal_delay(chosen, **self._flags.credit_weights)
+        loads, queue_lengths = snapshot.token_load, snapshot.outstanding_requests
+        if chosen is not None:
+            loads, queue_lengths = loads[chosen], queue_lengths[chosen]
+        rewards = self.rewards.of_placements(increases_s, loads, queue_lengths, arrival.request.prompt_tokens)
+        index = replica if chosen is None else int(np.flatnonzero(chosen == replica)[0])
+        self.rewards.note_placement(index)
+        self.agent.settle(float(rewards[index]), rewards)
 
     def on_end(self, now_s: float, snapshot: ClusterSnapshot) -> None:
         """Settle, learn from what is left, and save."""
@@ -142,8 +151,13 @@ class OnlineLearner(OnlineRouter):
         self.save()
 
     def _settle_last(self) -> None:
-        if self.rewards.mode != "marginal_delay" and self.agent.awaits_reward:
-            self.agent.settle(self.rewards.since_last_decision(self._now_s, self._snapshot))
+        """What the decision before has led to, unless this is the first."""
+        if not self._has_decided:
+            return
+        snapshot = self._snapshot
+        reward = self.rewards.since_last_decision(self._now_s, snapshot.token_load, snapshot.outstanding_requests)
+        if self.agent.awaits_reward:
+            self.agent.settle(reward)
 
     # --- learning -----------------------------------------------------------------------------------------------
 

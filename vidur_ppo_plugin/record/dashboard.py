@@ -12,6 +12,10 @@ VIEW_NAME = "vidur-ppo"
 TOGETHER: dict[str, tuple[str, ...]] = {
     "Raw rewards": ("reward_min", "reward_mean", "reward_max"),
     "Reward components": tuple(component.name for component in HYBRID_COMPONENTS),
+    "Credit of the chosen replica": (
+        *(f"credit_{component.name}" for component in HYBRID_COMPONENTS),
+        "credit_total_reward",
+    ),
     "End-to-end latency (s)": ("latency_mean", "latency_p50", "latency_p90", "latency_p99"),
     "Time to first token (s)": ("ttft_p50", "ttft_p90", "ttft_p99"),
     "Where the time goes": ("time_simulating_share", "time_deciding_share", "time_learning_share"),

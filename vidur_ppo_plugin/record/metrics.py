@@ -64,6 +64,11 @@ _REWARD = _table(
      "or the weighted sum of the hybrid components, clipped only if the clip flags are set; before normalisation."),
     *((component.name, "reward", f"{component.formula} {_counted(component)} (hybrid)")
       for component in HYBRID_COMPONENTS),
+    *((f"credit_{component.name}", "reward", f"`{component.name}` asked of the placement: what it would be had the "
+       "request gone to the chosen replica, minus the mean over all replicas. (hybrid, placement)")
+      for component in HYBRID_COMPONENTS),
+    ("credit_total_reward", "reward", "The weighted sum of those: above 0 the chosen replica was better than the mean. "
+     "(hybrid, placement)"),
     ("queue_delay", "s", "-∫ requests in the system dt from this decision to the next. Its sum over a drained run is "
      "minus the total latency (Little's law)."),
     ("marginal_delay", "s", "-[C(s with the request on the chosen replica) - C(s)], C(s) = total remaining time of all "

@@ -27,14 +27,21 @@ class Recorder:
     """
 
     def __init__(
-        self, names: Sequence[str], csv_path: Path, wandb_run: Any | None = None, tensorboard_dir: Path | None = None
+        self,
+        names: Sequence[str],
+        csv_path: Path,
+        wandb_run: Any | None = None,
+        tensorboard_dir: Path | None = None,
+        others: Sequence[Sink] = (),
     ) -> None:
+        """`others`: sinks that are told of every row too, and closed with the recorder."""
         self._sinks: list[Sink] = [MetricsCsv(csv_path, names)]  # first: it checks the names of a row
         try:
             if tensorboard_dir is not None:
                 self._sinks.append(TensorboardSink(tensorboard_dir))
             if wandb_run is not None:
                 self._sinks.append(WandbSink(wandb_run))
+            self._sinks += others
         except BaseException:
             self.close()
             raise

@@ -26,6 +26,8 @@ from vidur_ppo_plugin.learn.policy_checkpoint import is_policy_only, metadata_of
 from vidur_ppo_plugin.learn.replay import RecentRequests
 from vidur_ppo_plugin.learn.run_statistics import RunStatistics
 from vidur_ppo_plugin.learn.teachers import DEMONSTRATIONS_FILE, Demonstrator
+from vidur_ppo_plugin.record import health
+from vidur_ppo_plugin.record.health_sink import HealthSink
 from vidur_ppo_plugin.record.metrics import header
 from vidur_ppo_plugin.record.progress import Progress
 from vidur_ppo_plugin.record.recorder import Recorder
@@ -109,7 +111,7 @@ class PPOModularScheduler(BaseGlobalScheduler):
     def _open_shadow(self, config: Any) -> tuple[ShadowTwin | None, str]:
         """What exact credit comes from, if it is wanted and can be had, and how the log calls the credit."""
         flags = self._flags
-        if not self._is_learning or flags.reward_mode != "marginal_delay":
+        if not self._is_learning or not flags.pays_at_once:
             return None, ""
         if flags.credit == "analytic":
             return None, ", credit analytic"
@@ -212,12 +214,16 @@ class PPOModularScheduler(BaseGlobalScheduler):
     def _open_recorder(self) -> Recorder:
         directory = Path(self._flags.metrics_dir) if self._flags.metrics_dir else self._output_dir
         directory.mkdir(parents=True, exist_ok=True)
-        return Recorder(
+        self._metrics_file, wandb_run = directory / METRICS_FILE, open_run()
+        recorder = Recorder(
             header(self.cluster.num_replicas),
-            directory / METRICS_FILE,
-            wandb_run=open_run(),
+            self._metrics_file,
+            wandb_run=wandb_run,
             tensorboard_dir=directory / "tensorboard" if self._flags.enable_tensorboard else None,
+            others=[HealthSink(self._flags, wandb_run)],
         )
+        health.save_flags(self._flags, directory)
+        return recorder
 
     # --- running ------------------------------------------------------------------------------------------------
 
@@ -254,6 +260,9 @@ class PPOModularScheduler(BaseGlobalScheduler):
             # Vidur writes its own W&B metrics after this; the sink must outlive that, see WandbSink.
             atexit.register(self._recorder.close)
         logger.info("ppo_modular:\n%s", self._statistics.summary(self.agent.ppo.num_updates))
+        if self._recorder is not None:
+            findings = health.examine(health.read(self._metrics_file))
+            logger.info("ppo_modular, is it healthy? (docs/health.md)\n%s", health.format_findings(findings))
 
     def _abandon(self) -> None:
         """The policy is broken: nothing of it must reach a checkpoint when the interpreter exits."""

@@ -15,6 +15,7 @@ from vidur_ppo_plugin.flags import (
     LearningFlags,
     NetworkFlags,
     PPOModularFlags,
+    RewardFlags,
     WarmStartFlags,
     check_scheduler,
     flag,
@@ -30,16 +31,13 @@ from .schema import ConfigError, read, require
 
 #: Routers that need options of their own cannot be named as baselines.
 BASELINES = tuple(name for name in (*STOCK, *HEURISTICS) if name != "size_split")
-_WITHOUT_MEANING = ("max_candidates", "demonstrate_with", "demonstrations_file")
+# The credit is exact or that of Vidur's clusters; each part of the mixture has its own preferences.
+_WITHOUT_MEANING = ("max_candidates", "demonstrate_with", "demonstrations_file", "credit", "tail_preference")
 #: The flags of `ppo_modular` that training knows, by the same names; the others are about a run inside Vidur.
 POLICY_FLAGS = (
-    "reward_mode",
-    "latency_power",
-    "backlog_weight",
-    "normalize_rewards",
     *(
         item.name
-        for group in (LearningFlags, ExplorationFlags, WarmStartFlags, NetworkFlags)
+        for group in (RewardFlags, LearningFlags, ExplorationFlags, WarmStartFlags, NetworkFlags)
         for item in dataclasses.fields(group)
         if item.name not in _WITHOUT_MEANING
     ),
@@ -259,19 +257,18 @@ def _check_policy(config: TrainConfig) -> None:
     is_flat, heads = flags.enable_flat_network, flags.attention_heads
     require(not is_flat, "policy.enable_flat_network", "false: workers decide by a compiled set encoder", is_flat)
     require(heads == 0, "policy.attention_heads", "0: workers decide without torch, which attention needs", heads)
-    mode = flags.reward_mode
-    right = "marginal_delay or queue_delay: hybrid depends on a window of one run"
-    require(mode != "hybrid", "policy.reward_mode", right, mode)
 
 
 def _check_combinations(config: TrainConfig) -> None:
     flags = config.flags
-    is_delayed = flags.reward_mode == "queue_delay"
+    is_delayed = not flags.pays_at_once
     if is_delayed:
-        right = "> 0 with reward_mode queue_delay: what a placement costs comes after it"
+        right = "> 0 with a reward that is paid after the decision: what a placement costs comes after it"
         require(flags.gamma > 0.0, "policy.gamma", right, flags.gamma)
     if is_delayed or not flags.compares_actions:
-        right = "true unless policy.gamma is 0, policy.all_action_baseline is on and reward_mode is marginal_delay"
+        right = (
+            "true unless policy.gamma is 0, policy.all_action_baseline is on and rewards are known for every replica"
+        )
         require(config.enable_critic, "enable_critic", right, config.enable_critic)
     _check_look_ahead(config)
     limit = config.latency_limit_s

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from vidur_ppo_plugin.learn.credit.decision_rewards import DecisionRewards, Stretch, follow
 from vidur_ppo_plugin.learn.credit.look_ahead import look_ahead
-from vidur_ppo_plugin.learn.credit.queue_delay import QueueDelay, queue_delays_of_decisions
 from vidur_ppo_plugin.learn.features import build_features, build_prior
 from vidur_ppo_plugin.learn.rollout import Rollout
 from vidur_ppo_plugin.routing.features import Float32Array, Observation
@@ -29,10 +29,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Exploration:
-    """How decisions are sampled in an iteration."""
+    """How decisions are sampled in an iteration, and what the curriculum makes of their rewards."""
 
     temperature: float
     epsilon: float
+    #: The curriculum's multiplier of the hybrid penalties.
+    penalty_scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,8 @@ class Slot:
         self._clusters = open_clusters(config, episode, cluster, requests)
         self._arrived_s = np.stack([part.arrived_at_s for part in requests])
         self._decode_tokens = np.stack([part.decode_tokens for part in requests])
-        self._queue_delays = [QueueDelay(latency_power=self._flags.latency_power) for _ in requests]
+        self._prompt_tokens = np.stack([part.prompt_tokens for part in requests])
+        self._rewards = [DecisionRewards(self._flags) for _ in requests]
         #: Decisions made by each cluster in this episode.
         self.num_decisions = 0
         self._window_began_s: FloatArray = np.zeros(len(requests))
@@ -118,7 +121,7 @@ class Slot:
         """Make known decisions again, [clusters, decisions]: the slot is then where it was after them."""
         if actions.shape[1]:
             played = self._clusters.play(actor, actions.shape[1], forced=actions)
-            self._finish(played)
+            self._finish(played, is_credited=False)
 
     def collect(
         self, actor: Any, exploration: Exploration, uniforms: FloatArray, rng: np.random.Generator
@@ -127,7 +130,9 @@ class Slot:
         if self._look_ahead.is_on:
             return self._collect_ahead(actor, exploration, uniforms, rng)
         flags, was_lost = self._flags, self._is_lost
-        knows_all = flags.reward_mode == "marginal_delay"
+        knows_all = flags.pays_at_once
+        for rewards in self._rewards:
+            rewards.penalty_scale = exploration.penalty_scale
         played = self._clusters.play(
             actor,
             uniforms.shape[1],
@@ -137,7 +142,7 @@ class Slot:
             with_credit=knows_all,
             **flags.credit_weights,
         )
-        served, earned, num_kept = self._finish(played)
+        served, earned, num_kept = self._finish(played, is_credited=knows_all)
         chosen = played.actions[..., None]
         taken = np.take_along_axis(played.rewards, chosen, axis=2)[..., 0] if knows_all else earned
         for cluster in np.flatnonzero(self._is_lost & ~was_lost).tolist():
@@ -183,7 +188,7 @@ class Slot:
         played = Trajectories(*(np.concatenate(columns, axis=1) for columns in zip(*parts, strict=True)))
         learned = np.arange(0, steps, ahead.every)
         every = ahead.rewards(prospects, -played.rewards[:, learned], self.episode.tail_preferences)
-        served, _, num_kept = self._finish(played)
+        served, _, num_kept = self._finish(played, is_credited=False)
         seen = clusters.observe()
         return Experience(
             learned=learned,
@@ -200,19 +205,32 @@ class Slot:
             served=served,
         )
 
-    def _finish(self, played: Trajectories) -> tuple[CompletedRequests, FloatArray, IntArray]:
-        """After decisions: what was served and earned, and the decisions of each cluster before it was lost."""
+    def _finish(self, played: Trajectories, *, is_credited: bool) -> tuple[CompletedRequests, FloatArray, IntArray]:
+        """After decisions: what was served and earned, and the decisions of each cluster before it was lost.
+
+        `is_credited`: `played.rewards` are minus what placements add to everybody's latency, and become rewards.
+        """
         steps = played.actions.shape[1]
         first, self.num_decisions = self.num_decisions, self.num_decisions + steps
         clusters, done = self._clusters.completions()
         earned = np.zeros(played.actions.shape)
-        if self._flags.reward_mode == "queue_delay":
-            for cluster, tracker in enumerate(self._queue_delays):
+        if self._flags.reward_mode != "marginal_delay":
+            after = self._clusters.observe()
+            for cluster, rewards in enumerate(self._rewards):
                 mine = np.flatnonzero(clusters == cluster)
-                moments = self._arrived_s[cluster, first : first + steps + 1]
-                earned[cluster] = queue_delays_of_decisions(
-                    tracker, first, moments, done.index[mine], done.completed_at_s[mine]
+                stretch = Stretch(
+                    moments_s=self._arrived_s[cluster, first : first + steps + 1],
+                    loads=np.vstack([played.loads[cluster], after.token_load[cluster]]),
+                    queue_lengths=np.vstack([played.queue_lengths[cluster], after.outstanding[cluster]]),
+                    prompt_tokens=self._prompt_tokens[cluster, first : first + steps],
+                    requests=done.index[mine],
+                    arrived_at_s=done.arrived_at_s[mine],
+                    completed_at_s=done.completed_at_s[mine],
+                    increases_s=-played.rewards[cluster] if is_credited else None,
                 )
+                earned[cluster], every = follow(rewards, first, stretch)
+                if every is not None:
+                    played.rewards[cluster] = every
         return self._served(clusters, done), earned, self._kept(played)
 
     def _kept(self, played: Trajectories) -> IntArray:

@@ -182,7 +182,11 @@ class Trainer:
         """Collect a rollout of every slot, in the order of slots."""
         agent, curriculum = self.state.agent, self.state.curriculum
         tasks = self.state.slots.tasks(1.0 if curriculum is None else curriculum.load)
-        exploration = Exploration(temperature=agent.temperature, epsilon=agent.epsilon)
+        exploration = Exploration(
+            temperature=agent.temperature,
+            epsilon=agent.epsilon,
+            penalty_scale=1.0 if curriculum is None else curriculum.penalty_scale,
+        )
         # By decisions and not by updates: an update that was skipped must not draw the same numbers again.
         iteration = agent.num_decisions // self._config.decisions_per_update
         reference = None if agent.ppo.reference is None else weights_of(agent.ppo.reference)
@@ -212,7 +216,8 @@ class Trainer:
             logger.error("update skipped, the weights are those before it: %s", error)
             return {}
         name = "look_ahead" if self._config.look_ahead.is_on else self._flags.reward_mode
-        metrics[name] = metrics["reward_mean"]
+        if name != "hybrid":
+            metrics[name] = metrics["reward_mean"]
         return {name: value for name, value in metrics.items() if name not in _NOT_RECORDED}
 
     # --- after an update ----------------------------------------------------------------------------------------

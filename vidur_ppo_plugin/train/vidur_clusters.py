@@ -63,7 +63,7 @@ class VidurClusters:
 
     def observe(self) -> VectorObservation:
         """What the policy sees at the next request of every cluster."""
-        rows = [(run.replicas, run.request, run.load) for run in self._runs]
+        rows = [(run.replicas, run.request, run.load, run.in_flight) for run in self._runs]
         return VectorObservation(*(np.stack(columns) for columns in zip(*rows, strict=True)))
 
     @property
@@ -144,8 +144,8 @@ class _Stream:
             if credit_weights is not None:
                 power, backlog_weight = credit_weights
                 credit = -self.simulation.marginal_delay(latency_power=power, backlog_weight=backlog_weight)
-            waited_s, total = self.oldest_wait_s, self.in_flight.sum()
-            rows.append((self.replicas, self.request, self._prior_logits, logits, replica, credit, waited_s, total))
+            seen = self.replicas, self.request, self._prior_logits
+            rows.append((*seen, logits, replica, credit, self.load, self.in_flight, self.oldest_wait_s))
             self._run.place(self._arrival, replica)
             self._go_on()
         return tuple(np.stack(column) for column in zip(*rows, strict=True))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from vidur_ppo_plugin.policy.forward import forward
 from vidur_ppo_plugin.policy.policy import MASKED
 from vidur_ppo_plugin.routing.prior import prior_logits
-from vidur_ppo_plugin.routing.snapshot import ROW
+from vidur_ppo_plugin.routing.snapshot import CONTEXT_WEIGHT, REQUEST_WEIGHT, ROW, token_load
 
 from .compiled import entry, helper
 from .layout import DONE, FREE, NO_SLOT, PREFILL_TOKENS, Float32Array, FloatArray, IntArray
@@ -54,10 +54,11 @@ class Trajectories(NamedTuple):
     actions: IntArray
     #: Of every replica.
     rewards: FloatArray
+    #: The replicas' `token_load` and requests in flight when the decision is made, the new one left out.
+    loads: FloatArray
+    queue_lengths: FloatArray
     #: The longest wait of a request in a queue that the router sees.
     oldest_wait_s: FloatArray
-    #: Requests in flight when the decision is made, the new one left out.
-    in_flight: FloatArray
 
 
 @entry
@@ -139,7 +140,8 @@ def _decide(
     trajectories.replicas[c, t] = observed.replicas[c]
     trajectories.request[c, t] = observed.requests[c]
     trajectories.oldest_wait_s[c, t] = shown[OLDEST].max()
-    trajectories.in_flight[c, t] = observed.truth[c, OUTSTANDING].sum()
+    trajectories.queue_lengths[c, t] = observed.truth[c, OUTSTANDING]
+    trajectories.loads[c, t] = token_load(observed.truth[c], CONTEXT_WEIGHT, REQUEST_WEIGHT)
     logits = forward(observed.replicas[c], observed.requests[c], logits, weights)
     trajectories.logits[c, t] = logits
     action = sampling.forced[c, t]

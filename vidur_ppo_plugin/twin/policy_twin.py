@@ -112,8 +112,9 @@ class PolicyTwin(VectorTwin):
             logits=np.zeros((*shape, size), np.float32),
             actions=np.full(shape, -1),
             rewards=np.zeros((*shape, size)),
+            loads=np.zeros((*shape, size)),
+            queue_lengths=np.zeros((*shape, size)),
             oldest_wait_s=np.zeros(shape),
-            in_flight=np.zeros(shape),
         )
         made = np.zeros(self.num_clusters, np.int64)
         while True:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vidur_ppo_plugin.routing.features import FeatureTable, Float32Array
-from vidur_ppo_plugin.routing.snapshot import ClusterSnapshot, RequestInfo
+from vidur_ppo_plugin.routing.snapshot import ROW, ClusterSnapshot, RequestInfo
 from vidur_ppo_plugin.routing.visibility import Drain
 from vidur_ppo_plugin.workload.requests import Requests
 
@@ -20,17 +20,21 @@ from .twin import Completions
 from .vector_kernels import ObservationState, Workload
 from .visibility import NUM_ROWS, new_view
 
+_OUTSTANDING = ROW["outstanding_requests"]
+
 
 @dataclass(frozen=True)
 class VectorObservation:
     """What the policy sees of every cluster, valid until the next step: [clusters, replicas, features] and so on.
 
-    `token_load` is the score of `least_tokens`, the usual prior: [clusters, replicas].
+    `token_load` is the score of `least_tokens`, the usual prior, and `outstanding` the requests in flight, as they are:
+    [clusters, replicas].
     """
 
     replicas: Float32Array
     request: Float32Array
     token_load: FloatArray
+    outstanding: FloatArray
 
 
 class VectorTwin(Machine):
@@ -118,7 +122,7 @@ class VectorTwin(Machine):
         self._call(vector_kernels.observe_all, self._workload, self._observed)
         values = self._observed.truth[:, :NUM_ROWS].transpose(1, 0, 2)
         load = ClusterSnapshot(0.0, values, kv_block_size=1, expected_decode_tokens=0.0).token_load
-        return VectorObservation(self._observed.replicas, self._observed.requests, load)
+        return VectorObservation(self._observed.replicas, self._observed.requests, load, values[_OUTSTANDING])
 
     def snapshot(self, cluster: int) -> tuple[ClusterSnapshot, RequestInfo]:
         """What `observe` was about for one cluster, as a router would get it."""

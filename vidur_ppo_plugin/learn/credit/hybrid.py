@@ -23,6 +23,7 @@ from vidur_ppo_plugin.flags import (
     require_value,
     validate,
 )
+from vidur_ppo_plugin.routing.snapshot import FloatArray
 
 # Below these, a ratio would measure rounding or the first moments of a run rather than the policy.
 _LEAST_SPAN_S = 1e-3
@@ -112,6 +113,12 @@ OF_COMPLETIONS = {
 OF_REPLICAS = {formula.__name__: formula for formula in (balance_penalty, queue_penalty)}
 
 
+def normalised(loads: FloatArray) -> FloatArray:
+    """Loads relative to their mean."""
+    mean = loads.mean()
+    return loads / mean if mean > 0 else loads
+
+
 def _spread(name: str, values: ArrayLike) -> tuple[float, float, float]:
     """The largest value, and mean and standard deviation in units of it (so that no square overflows)."""
     array = np.asarray(values, dtype=np.float64)
@@ -154,6 +161,22 @@ class _HybridState:
     reference: _Average = field(default_factory=_Average)
 
 
+def weighed(parts: dict[str, float], flags: RewardFlags, penalty_scale: float) -> dict[str, float]:
+    """The components with penalties scaled, `raw_reward` before and `total_reward` after clipping."""
+    parts, raw = dict(parts), 0.0
+    for component in HYBRID_COMPONENTS:
+        if component.kind == "score":
+            raw += getattr(flags, COMPONENT_FLAGS[component.name]) * parts[component.name]
+    raw += sum(parts[component.name] for component in HYBRID_COMPONENTS if component.kind == "bonus")
+    for component in HYBRID_COMPONENTS:
+        if component.kind == "penalty":
+            parts[component.name] *= penalty_scale
+            raw -= parts[component.name]
+    low, high = flags.reward_clip_low, flags.reward_clip_high
+    total = raw if low is None else max(raw, low)
+    return {**parts, "raw_reward": raw, "total_reward": total if high is None else min(total, high)}
+
+
 class HybridReward:
     """The plan's reward over a sliding window of completions: scores - penalties + bonuses, unclipped by default.
 
@@ -165,6 +188,7 @@ class HybridReward:
         check_reward(flags)
         self._flags = flags
         self._state = _HybridState()
+        self._figures: Figures | None = None
 
     def reward(
         self,
@@ -186,18 +210,12 @@ class HybridReward:
         parts = {name: formula(loads, queue_lengths, flags) for name, formula in OF_REPLICAS.items()}
         self._slide(now_s, completions_since_last)
         parts |= self._of_completions()
-        raw = 0.0
-        for component in HYBRID_COMPONENTS:
-            if component.kind == "score":
-                raw += getattr(flags, COMPONENT_FLAGS[component.name]) * parts[component.name]
-        raw += sum(parts[component.name] for component in HYBRID_COMPONENTS if component.kind == "bonus")
-        for component in HYBRID_COMPONENTS:
-            if component.kind == "penalty":
-                parts[component.name] *= penalty_scale
-                raw -= parts[component.name]
-        low, high = flags.reward_clip_low, flags.reward_clip_high
-        total = raw if low is None else max(raw, low)
-        return {**parts, "raw_reward": raw, "total_reward": total if high is None else min(total, high)}
+        return weighed(parts, flags, penalty_scale)
+
+    @property
+    def figures(self) -> Figures | None:
+        """What the components of the latest decision were made of; None before the first completion."""
+        return self._figures
 
     def _of_completions(self) -> dict[str, float]:
         """The components that are made of latency and throughput, with those; then advances the averages."""
@@ -219,6 +237,7 @@ class HybridReward:
         state.throughput.add(throughput, _AVERAGE_DECISIONS)
         state.latency.add(latency_s, _AVERAGE_DECISIONS)
         state.reference.add(latency_s, _REFERENCE_DECISIONS)
+        self._figures = figures
         parts = {name: formula(figures, flags) for name, formula in OF_COMPLETIONS.items()}
         return {"latency_is_known": 1.0, "throughput": throughput, "latency": latency_s, **parts}
 
@@ -254,6 +273,7 @@ class HybridReward:
     def start_run(self) -> None:
         """A new simulation, whose clock starts again: empties the window and keeps the averages."""
         self._state = replace(self._state, completed_at_s=[], latencies_s=[], decisions=0)
+        self._figures = None
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that later rewards depend on, as plain numbers, lists and dicts of them."""

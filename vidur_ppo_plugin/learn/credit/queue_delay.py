@@ -2,11 +2,7 @@
 
 import math
 
-import numpy as np
-from numpy.typing import NDArray
-
 from vidur_ppo_plugin.flags import require_value
-from vidur_ppo_plugin.routing.snapshot import FloatArray
 
 
 class QueueDelay:
@@ -58,23 +54,3 @@ class QueueDelay:
             grown = (self._now_s - entry[0]) ** self._power
             self._pending -= grown - entry[1]
             entry[1] = grown
-
-
-def queue_delays_of_decisions(
-    tracker: QueueDelay, first: int, moments: FloatArray, requests: NDArray[np.int64], completed_at_s: FloatArray
-) -> list[float]:
-    """What each of several decisions in a row earns, by a tracker that knows what happened before them.
-
-    They are those of the requests number `first` and on, made at all `moments` but the last, at which the last one is
-    paid; `requests` and `completed_at_s` say who left the system since the first, in any order.
-    """
-    order = np.argsort(completed_at_s, kind="stable")
-    done = list(zip(completed_at_s[order].tolist(), requests[order].tolist(), strict=True))
-    earned, at = [], 0
-    for number, (now_s, next_s) in enumerate(zip(moments[:-1].tolist(), moments[1:].tolist(), strict=True), first):
-        tracker.on_arrival(now_s, number)
-        while at < len(done) and done[at][0] <= next_s:
-            tracker.on_completion(*done[at])
-            at += 1
-        earned.append(tracker.take(next_s))
-    return earned
