@@ -56,7 +56,15 @@ def history(change: Callable[[int], Row] | None = None, **flags: Any) -> health.
         "reward_mode": "hybrid",
         "hybrid_credit": "window",
     }
-    return health.History(rows, PPOModularFlags(**{**given, **flags}))
+    return of_rows(rows, **{**given, **flags})
+
+
+def of_rows(rows: list[Row], **flags: Any) -> health.History:
+    """A run with these updates."""
+    found = health.History(PPOModularFlags(**flags))
+    for one in rows:
+        found.add(one)
+    return found
 
 
 def verdicts(of: health.History) -> dict[str, str]:
@@ -104,10 +112,18 @@ def test_every_check_has_an_ill() -> None:
 
 
 def test_too_few_updates_and_missing_columns_are_unknown() -> None:
-    few = health.History([row(1)], PPOModularFlags())
+    few = of_rows([row(1)])
     assert set(verdicts(few).values()) == {health.UNKNOWN}
-    bare = health.History([{"update": float(update)} for update in range(8)], PPOModularFlags())
+    bare = of_rows([{"update": float(update)} for update in range(8)])
     assert health.BAD not in verdicts(bare).values() and verdicts(bare)["policy is uniform"] == health.UNKNOWN
+
+
+def test_only_the_latest_updates_are_kept() -> None:
+    found = health.History(PPOModularFlags(), memory=3)
+    for update in range(5):
+        found.add({"update": float(update), **({"clipfrac": 0.5} if update == 1 else {})})
+    assert len(found) == 3 and found.column("update").tolist() == [2.0, 3.0, 4.0]
+    assert found.column("clipfrac").tolist() == []
 
 
 def test_a_critic_that_is_not_used_may_explain_nothing() -> None:

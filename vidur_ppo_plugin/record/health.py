@@ -7,6 +7,7 @@ and nowhere else, each with its reason.
 import csv
 import json
 import math
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -68,18 +69,34 @@ class Finding:
 class History:
     """The metrics of a run, a column each, and the flags of the run."""
 
-    def __init__(self, rows: Sequence[Mapping[str, float | None]], flags: PPOModularFlags) -> None:
-        self._rows = rows
+    def __init__(self, flags: PPOModularFlags, *, memory: int | None = None) -> None:
+        """`memory`: only so many of the latest rows are kept; None: all."""
         self.flags = flags
+        self._memory = memory
+        self._num_rows = 0
+        # Plain doubles, NaN for what is missing: a run may have many updates.
+        self._columns: dict[str, array[float]] = {}
+
+    def add(self, row: Mapping[str, float | None]) -> None:
+        """One more update."""
+        for name in row.keys() - self._columns.keys():
+            self._columns[name] = array("d", [math.nan] * self._num_rows)
+        for name, column in self._columns.items():
+            value = row.get(name)
+            column.append(math.nan if value is None else value)
+        self._num_rows += 1
+        if self._memory is not None and self._num_rows > self._memory:
+            self._num_rows -= 1
+            for column in self._columns.values():
+                del column[0]
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return self._num_rows
 
     def column(self, name: str) -> NDArray[np.float64]:
         """The values that were recorded, in order; without those that are missing."""
-        values = [row.get(name) for row in self._rows]
-        kept = np.array([value for value in values if value is not None], dtype=np.float64)
-        return kept[~np.isnan(kept)]
+        values = np.array(self._columns.get(name, ()), dtype=np.float64)
+        return values[~np.isnan(values)]
 
     def last(self, name: str) -> float:
         """The mean over the last third of the run; NaN if nothing was recorded."""
@@ -89,7 +106,7 @@ class History:
     @property
     def shares(self) -> dict[int, float]:
         """Of each replica in the last third, by its index; empty in fleets that have no column for each."""
-        names = [name for name in (self._rows[-1] if self._rows else {}) if name.startswith("action_replica_")]
+        names = [name for name in self._columns if name.startswith("action_replica_")]
         found = {int(name.rpartition("_")[2]): self.last(name) for name in names}
         return {index: share for index, share in found.items() if not math.isnan(share)}
 
@@ -406,7 +423,10 @@ def read(path: Path) -> History:
     if not names or unknown:
         what = f"has a column {unknown[0]!r}" if unknown else "is empty"
         raise HealthError(f"{path}: is no ppo_metrics.csv: it {what}")
-    return History(rows, _flags_beside(path))
+    history = History(_flags_beside(path))
+    for row in rows:
+        history.add(row)
+    return history
 
 
 def _numbers(path: Path, line: int, row: Mapping[str, Any]) -> dict[str, float | None]:
