@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from packaging_tools import ROOT
+from wandb_log import records
 
 from vidur_ppo_plugin import cli
 from vidur_ppo_plugin.flags import PPOModularFlags
@@ -190,27 +191,26 @@ def test_flags_beside_the_metrics_count(tmp_path: Path) -> None:
     assert health.read(tmp_path / "ppo_metrics.csv").flags.entropy_min == 0.5
 
 
-class Alerts:
-    """What the run of W&B is asked for."""
+def test_a_check_that_turns_bad_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A warning in the log, and an alert in a real run of W&B, offline."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    import wandb
 
-    def __init__(self) -> None:
-        self.titles: list[str] = []
-
-    def alert(self, *, title: str, text: str) -> None:
-        assert text
-        self.titles.append(title)
-
-
-def test_a_check_that_turns_bad_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    alerts = Alerts()
-    sink = HealthSink(PPOModularFlags(), alerts)
-    for update in range(1, 31):
-        sink.write(row(update) | ({"clipfrac": 0.9} if update > 10 else {}))
-    assert alerts.titles == ["ppo_modular: gradients are cut off"]
-    assert [record.message for record in caplog.records if "health" in record.message] == [
-        record.message for record in caplog.records
-    ]
-    assert len(caplog.records) == 1
+    run = wandb.init(project="health", dir=tmp_path)
+    sink = HealthSink(PPOModularFlags(), run)
+    with caplog.at_level("WARNING", logger="vidur_ppo_plugin"):
+        for update in range(1, 31):
+            sink.write(row(update) | ({"clipfrac": 0.9} if update > 10 else {}))
+    run.finish()
+    said = [record.message for record in caplog.records if record.name.startswith("vidur_ppo_plugin")]
+    assert len(said) == 1 and said[0].startswith("health: gradients are cut off (clipfrac 0.")
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    alerts = [record.alert for record in records(file) if record.WhichOneof("record_type") == "alert"]
+    assert [alert.title for alert in alerts] == ["ppo_modular: gradients are cut off"]
+    assert "turn: lower `lr`" in alerts[0].text
 
 
 def test_the_documentation_is_up_to_date() -> None:
