@@ -3,7 +3,8 @@
 - `marginal_delay`, of every replica at once: `exact.py`, by a twin that rolls each placement forward; `analytic.py`, by
   a linear model of costs, where the twin does not cover the cluster.
 - `queue_delay`, from decision to decision: `queue_delay.py`.
-- `hybrid`, from decision to decision: `hybrid.py`.
+- `hybrid`: its components and their sum, over a sliding window, in `hybrid.py`; of every replica at once, asked of the
+  placement, in `hybrid_placement.py`.
 - Training with `look_ahead`: `look_ahead.py`, what each placement leads to under the policy, with those who come later.
 
 `decision_rewards.py` pays each decision by the mode that was chosen. Credit is privileged: it may know true output
