@@ -67,6 +67,16 @@ def test_a_file_is_continued_and_its_broken_last_line_cut(tmp_path: Path) -> Non
     assert path.read_text() == "a,b\n1,2\n5,6\n"
 
 
+def test_a_file_of_an_earlier_version_gets_the_columns_that_it_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "m.csv"
+    path.write_text("c,a\n1,2.5\n3,nan\n5,")
+    writer = MetricsCsv(path, ["a", "b", "c"])
+    writer.write({"a": 5, "b": 6, "c": 7})
+    writer.close()
+    assert path.read_text() == "a,b,c\n2.5,,1\nnan,,3\n5,6,7\n"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["m.csv"]
+
+
 def test_a_file_of_other_columns_is_not_touched(tmp_path: Path) -> None:
     path = tmp_path / "m.csv"
     path.write_text("a,c\n1,2\n")

@@ -17,6 +17,8 @@ REQUIRED = str.split("""
     update decisions simulated_time time_simulating_share time_deciding_share time_learning_share
     look_ahead gain_over_prior gain_over_loaded guard_change guard_reverts
     attention_self attention_max attention_entropy
+    credit_absolute_score credit_delta_score credit_logistic_penalty credit_latency_penalty credit_balance_penalty
+    credit_queue_penalty credit_latency_bonus credit_reference_gain credit_total_reward
 """)
 
 

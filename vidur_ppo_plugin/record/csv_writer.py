@@ -1,5 +1,6 @@
 """The metrics of a run as a CSV file: one row an update, on the disk as soon as it is written."""
 
+import csv
 import io
 import os
 from collections.abc import Mapping, Sequence
@@ -9,8 +10,9 @@ from pathlib import Path
 class MetricsCsv:
     """Appends rows to a CSV file whose header is `names`.
 
-    A file that is already there is continued if it has the same header, and refused otherwise: metrics of an earlier
-    run are never overwritten. A last line without its end, left by a power failure, is cut off first.
+    A file that is already there is continued if it has the same header. One with fewer columns, of an earlier version,
+    gets those that it lacks, empty. Others are refused: metrics of an earlier run are never overwritten. A last line
+    without its end, left by a power failure, is cut off first.
     """
 
     def __init__(self, path: Path, names: Sequence[str]) -> None:
@@ -21,6 +23,7 @@ class MetricsCsv:
         self._known = frozenset(names)
         self._path = Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._add_columns()
         # Unbuffered: one write() call is one system call, so no other point of failure lies inside a row.
         self._file: io.FileIO | None = io.FileIO(self._path, "a+")
         try:
@@ -43,6 +46,24 @@ class MetricsCsv:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _add_columns(self) -> None:
+        """Give a file of an earlier version the columns that it lacks; it is there whole, before or after."""
+        if not self._path.is_file():
+            return
+        text = self._path.read_text(encoding="utf-8", errors="replace")
+        rows = list(csv.reader(text[: text.rfind("\n") + 1].splitlines()))
+        old = rows[0] if rows else []
+        if not old or set(old) == self._known or not set(old) < self._known:
+            return
+        beside = self._path.with_name(f"{self._path.name}.new")
+        with beside.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, self._names, restval="", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(dict(zip(old, row, strict=True)) for row in rows[1:])
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, self._path)
 
     def _start(self, file: io.FileIO) -> None:
         file.seek(0)

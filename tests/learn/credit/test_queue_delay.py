@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vidur_ppo_plugin.learn.credit.queue_delay import QueueDelay, queue_delays_of_decisions
+from vidur_ppo_plugin.flags import PPOModularFlags
+from vidur_ppo_plugin.learn.credit.decision_rewards import DecisionRewards, Stretch, follow
+from vidur_ppo_plugin.learn.credit.queue_delay import QueueDelay
 
 
 @given(
@@ -63,12 +65,23 @@ def test_queue_delay_between_decisions() -> None:
 def test_decisions_in_a_row_are_paid_as_one_by_one() -> None:
     """Two parts of a run; a request leaves in the second part that arrived in the first."""
     arrivals, completions = [0.0, 1.0, 1.5, 4.0, 7.0], {0: 3.0, 1: 5.0, 2: 4.0, 3: 6.5}
-    tracker, whole = QueueDelay(), QueueDelay()
-    earned = []
+    rewards, whole = DecisionRewards(PPOModularFlags(reward_mode="queue_delay")), QueueDelay()
+    earned: list[float] = []
     for first, last in ((0, 2), (2, 4)):
         done = [k for k, at in completions.items() if arrivals[first] < at <= arrivals[last]]
-        moments, done_at_s = np.array(arrivals[first : last + 1]), np.array([completions[k] for k in done])
-        earned += queue_delays_of_decisions(tracker, first, moments, np.array(done, dtype=np.int64), done_at_s)
+        stretch = Stretch(
+            moments_s=np.array(arrivals[first : last + 1]),
+            loads=np.zeros((3, 2)),
+            queue_lengths=np.zeros((3, 2)),
+            prompt_tokens=np.ones(2, np.int64),
+            requests=np.array(done, dtype=np.int64),
+            arrived_at_s=np.array([arrivals[k] for k in done]),
+            completed_at_s=np.array([completions[k] for k in done]),
+            increases_s=None,
+        )
+        paid, every = follow(rewards, first, stretch)
+        assert every is None
+        earned += paid
     expected = []
     for number, (now_s, next_s) in enumerate(pairwise(arrivals)):
         whole.on_arrival(now_s, number)
