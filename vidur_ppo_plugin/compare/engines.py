@@ -83,7 +83,7 @@ def cell_flags(scenario: Scenario, scheduler: SchedulerSpec, seed: int) -> dict[
 
 
 def vidur_arguments(scenario: Scenario, scheduler: SchedulerSpec, seed: int) -> list[str]:
-    """The same as arguments; EngineError where plain Vidur cannot do what a cell does."""
+    """`cell_flags` as arguments; EngineError where plain Vidur cannot do what a cell does."""
     from vidur_ppo_plugin.sim.flags import known_flags, to_arguments
 
     if scheduler.kind == ORACLE:

@@ -105,7 +105,7 @@ class History:
 
     @property
     def shares(self) -> dict[int, float]:
-        """Of each replica in the last third, by its index; empty in fleets that have no column for each."""
+        """Each replica's share in the last third, by its index; empty in fleets that have no column for each."""
         names = [name for name in self._columns if name.startswith("action_replica_")]
         found = {int(name.rpartition("_")[2]): self.last(name) for name in names}
         return {index: share for index, share in found.items() if not math.isnan(share)}

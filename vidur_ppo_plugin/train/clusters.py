@@ -22,7 +22,7 @@ class Cluster:
     delay_model: DelayModel
 
     def with_speeds(self, speed_factors: Sequence[float]) -> "Cluster":
-        """As many replicas as there are speeds."""
+        """The cluster with as many replicas as there are speeds."""
         if self.twin is None:
             return self
         return dataclasses.replace(self, twin=dataclasses.replace(self.twin, speed_factors=list(speed_factors)))

@@ -68,7 +68,7 @@ class VidurClusters:
 
     @property
     def oldest_wait_s(self) -> FloatArray:
-        """Of each cluster at its next request: the longest wait of a request in a queue that the router sees."""
+        """The longest wait in a queue that the router sees, at the next request of each cluster."""
         return np.array([run.oldest_wait_s for run in self._runs])
 
     @property
@@ -84,7 +84,7 @@ class VidurClusters:
 
 
 def completions_of(done: Sequence[Completion]) -> Completions:
-    """As arrays."""
+    """Completions as arrays."""
     return Completions(
         index=np.array([one.request for one in done], np.int64),
         replica=np.array([one.replica for one in done], np.int64),

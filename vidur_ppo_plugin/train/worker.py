@@ -64,7 +64,7 @@ class CollectJob:
 
 @dataclass(frozen=True)
 class CollectResult:
-    """Of each slot what was decided and served; and what the worker keeps to learn from."""
+    """What was decided and served in each slot, and what the worker keeps to learn from."""
 
     actions: Sequence[NDArray[np.int16]]
     served: Sequence[CompletedRequests]
