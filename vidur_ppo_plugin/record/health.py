@@ -41,7 +41,7 @@ _UNIFORM = 0.98
 _MOST_SHARE, _MOST_SHARE_OF_TWO = 0.5, 0.9
 # A divergence below this is rounding: no weight has moved. Above so many times the target, updates are too large.
 _LEAST_KL, _MOST_KL_FACTOR = 1e-8, 3.0
-# The plan's limit; SB3's and CleanRL's runs lie between 0.05 and 0.2.
+# The plan's limit.
 _MOST_CLIPPED = 0.3
 # Below 0 a critic is worse than the mean of the returns; rounding and noise of few updates are borne.
 _LEAST_EXPLAINED = -0.05
@@ -322,8 +322,8 @@ CHECKS = (
     ),
     Check(
         name="gradients are cut off",
-        meaning="In the last third more than 30 % of the ratios are outside the clip, the plan's limit; runs of other "
-        "implementations of PPO lie between 5 and 20 %.",
+        meaning="In the last third more than 30 % of the ratios are outside the clip, the plan's limit: most of what the "
+        "later epochs would change is thrown away.",
         turn="lower `lr`, `epochs`; raise `minibatch_size`",
         examine=_is_clipped,
     ),
