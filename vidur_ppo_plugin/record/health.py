@@ -322,8 +322,8 @@ CHECKS = (
     ),
     Check(
         name="gradients are cut off",
-        meaning="In the last third more than 30 % of the ratios are outside the clip, the plan's limit: most of what the "
-        "later epochs would change is thrown away.",
+        meaning="In the last third more than 30 % of the ratios are outside the clip, the plan's limit: most of what "
+        "the later epochs would change is thrown away.",
         turn="lower `lr`, `epochs`; raise `minibatch_size`",
         examine=_is_clipped,
     ),
