@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +18,6 @@ from vidur_ppo_plugin import cli
 from vidur_ppo_plugin.flags import PPOModularFlags
 from vidur_ppo_plugin.record import health
 from vidur_ppo_plugin.record.csv_writer import MetricsCsv
-from vidur_ppo_plugin.record.health_sink import HealthSink
 from vidur_ppo_plugin.record.metrics import header
 
 Row = dict[str, float | None]
@@ -191,22 +191,28 @@ def test_flags_beside_the_metrics_count(tmp_path: Path) -> None:
     assert health.read(tmp_path / "ppo_metrics.csv").flags.entropy_min == 0.5
 
 
-def test_a_check_that_turns_bad_is_said_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A warning in the log, and an alert in a real run of W&B, offline."""
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    import wandb
+# In a process of its own: W&B keeps what other tests have set.
+WATCHED = """
+import sys, wandb
+from vidur_ppo_plugin.flags import PPOModularFlags
+from vidur_ppo_plugin.record.health_sink import HealthSink
 
-    run = wandb.init(project="health", dir=tmp_path)
-    sink = HealthSink(PPOModularFlags(), run)
-    with caplog.at_level("WARNING", logger="vidur_ppo_plugin"):
-        for update in range(1, 31):
-            sink.write(row(update) | ({"clipfrac": 0.9} if update > 10 else {}))
-    run.finish()
-    said = [record.message for record in caplog.records if record.name.startswith("vidur_ppo_plugin")]
-    assert len(said) == 1 and said[0].startswith("health: gradients are cut off (clipfrac 0.")
+run = wandb.init(project="health", dir=sys.argv[1])
+sink = HealthSink(PPOModularFlags(), run)
+for update in range(1, 31):
+    sink.write({"update": update, "clipfrac": 0.95 if update > 10 else 0.1})
+run.finish()
+"""
+
+
+def test_a_check_that_turns_bad_is_said_once(tmp_path: Path) -> None:
+    """A warning in the log, and an alert in a real run of W&B, offline."""
+    environment = {**os.environ, "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    command = [sys.executable, "-c", WATCHED, str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert [line for line in done.stderr.splitlines() if "health:" in line] == [
+        "health: gradients are cut off (clipfrac 0.31, limit 0.3; turn: lower `lr`, `epochs`; raise `minibatch_size`)"
+    ]
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     alerts = [record.alert for record in records(file) if record.WhichOneof("record_type") == "alert"]
     assert [alert.title for alert in alerts] == ["ppo_modular: gradients are cut off"]

@@ -237,10 +237,11 @@ async def run(settings: ServeSettings, announce: Callable[[str], None] = print) 
             hurry.set()
         stop.set()
 
+    # Before anybody can connect: whoever sees it answer may send a signal.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
     try:
         ports = await router.start()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, on_signal, number)
         scheme = "https" if settings.tls_cert else "http"
         up = sum(backend.is_up for backend in router.fleet.backends)
         announce(
