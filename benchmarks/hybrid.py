@@ -40,6 +40,8 @@ PREFIX = "p_p_o_global_scheduler_modular_config_"
 SEED_FLAGS = ("synthetic_request_generator_config_seed", "uniform_request_length_generator_config_seed")
 METRICS = ("e2e_mean", "ttft_mean", "ttft_p99")
 OPPONENTS = ("random", "round_robin", "lor", "least_tokens")
+#: Of runs from scratch: asked of the placement, or paid from decision to decision as the plan has it.
+CREDITS: dict[str, dict[str, Any]] = {"placement": {}, "window": {"hybrid_credit": "window", "gamma": 0.99}}
 #: Requests of training: no comparison uses this seed.
 TRAINING_SEED = 70_007
 # Rows of metrics that the plan's checks ask for.
@@ -119,6 +121,7 @@ def scratch(name: str, options: argparse.Namespace, directory: Path) -> dict[str
     flags = {key: value for key, value in load_flags(str(PLAN)).items() if key.startswith(PREFIX)}
     flags |= own(prior="none", rollout_len=256, save_checkpoint=str(saved), metrics_dir=str(directory / "metrics"))
     workload = scenario.vidur_flags(TRAINING_SEED, options.scratch_requests)
+    flags |= own(**CREDITS[options.credit])
     learned = run({**workload, **flags, "global_scheduler_config_type": LEARNED})
     specs = parse_schedulers([*OPPONENTS, f"plan={LEARNED}:{saved}"])
     setup, results = open_results(
@@ -187,6 +190,7 @@ def main() -> int:
     parser = new_parser(__doc__)
     parser.add_argument("--parts", default="plan,scratch", help="which of plan and scratch, comma-separated")
     parser.add_argument("--scenarios", default="arxiv,mixed_long,heterogeneous", help="of scratch, comma-separated")
+    parser.add_argument("--credit", choices=list(CREDITS), default="placement", help="of scratch")
     parser.add_argument("--plan-requests", type=positive, default=8000, help="that the plan's run learns on")
     parser.add_argument("--scratch-requests", type=positive, default=40_000, help="that a run from scratch learns on")
     parser.add_argument("--requests", type=positive, default=4000, help="of each held-out seed")

@@ -7,6 +7,7 @@ and nowhere else, each with its reason.
 import csv
 import json
 import math
+import os
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -407,7 +408,9 @@ def is_bad(findings: Sequence[Finding]) -> bool:
 def save_flags(flags: PPOModularFlags, directory: Path) -> None:
     """Write the flags of a run beside its metrics, where `read` finds them."""
     values = {item.name: getattr(flags, item.name) for item in fields(PPOModularFlags)}
-    (directory / FLAGS_FILE).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    beside = directory / f"{FLAGS_FILE}.new"
+    beside.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    os.replace(beside, directory / FLAGS_FILE)  # there whole, or as it was
 
 
 def read(path: Path) -> History:
